@@ -44,7 +44,7 @@ class LossError(ValueError):
 
 
 def check_losses(weights: Mapping[str, float], temperature: float = 1.0, beta: float = 0.5) -> None:
-    """Refuse a mixture that cannot train, before a step is made.
+    """Refuse a mixture that cannot train and warn of one that hardly can; to be called once, before the first step.
 
     Args:
         weights: Loss name to its weight, finite and >= 0, not all 0.
@@ -54,6 +54,16 @@ def check_losses(weights: Mapping[str, float], temperature: float = 1.0, beta: f
     Raises:
         LossError: Naming the value, what is allowed and what to do.
     """
+    _refuse(weights, temperature, beta)
+    if weights.get("jsd") and not 0.05 <= beta <= 0.95:
+        logger.warning(
+            "jsd_beta %g is near an end, where jsd and its gradient shrink like min(beta, 1 - beta): "
+            "training will hardly move; use forward_kl (beta -> 0) or reverse_kl (beta -> 1)",
+            beta,
+        )
+
+
+def _refuse(weights: Mapping[str, float], temperature: float, beta: float) -> None:
     unknown = [name for name in weights if name not in TEMPERATURE_POWER]
     if unknown:
         raise LossError(f"unknown loss {unknown[0]!r}; allowed: {', '.join(LOSSES)}")
@@ -61,15 +71,8 @@ def check_losses(weights: Mapping[str, float], temperature: float = 1.0, beta: f
         raise LossError(f"loss weights {dict(weights)}: each must be finite and >= 0, and one of them > 0")
     if not (math.isfinite(temperature) and temperature > 0):
         raise LossError(f"distillation temperature {temperature}: must be > 0 (for a hard target use cross_entropy)")
-    if weights.get("jsd"):
-        if not 0 < beta < 1:
-            raise LossError(f"jsd_beta {beta}: must lie in (0, 1); for the two ends use forward_kl or reverse_kl")
-        if not 0.05 <= beta <= 0.95:
-            logger.warning(
-                "jsd_beta %g is near an end, where jsd and its gradient shrink like min(beta, 1 - beta): "
-                "training will hardly move; use forward_kl (beta -> 0) or reverse_kl (beta -> 1)",
-                beta,
-            )
+    if weights.get("jsd") and not 0 < beta < 1:
+        raise LossError(f"jsd_beta {beta}: must lie in (0, 1); for the two ends use forward_kl or reverse_kl")
 
 
 def divergence(name: str, p_logits: Tensor, q_logits: Tensor, temperature: float = 1.0, beta: float = 0.5) -> Tensor:
@@ -93,7 +96,7 @@ def divergence(name: str, p_logits: Tensor, q_logits: Tensor, temperature: float
     Source:
         jsd: arXiv 2306.13649 eq. 1 (beta weighs the target). T^2: arXiv 1503.02531 section 2. alpha: arXiv 2211.17192.
     """
-    check_losses({name: 1.0}, temperature, beta)
+    _refuse({name: 1.0}, temperature, beta)
     if p_logits.shape != q_logits.shape:
         raise LossError(f"target logits {tuple(p_logits.shape)} and draft logits {tuple(q_logits.shape)} must be alike")
     dtype = torch.float64 if q_logits.dtype == torch.float64 else torch.float32
@@ -157,7 +160,7 @@ def chunked_loss(
     in the autocast dtype when autocast is on, else in the dtype of `weight_draft`; everything between is float32.
 
     `row_logit_shift` is added to both models' logits after the division by the temperature: log(1 / chance of the row
-    being in R), see `distill.rows`. It enters p and q but neither argmax.
+    being in R), see `distill.rows`, which says why. It enters p and q but neither argmax.
 
     Args:
         hidden_draft: What the draft's head multiplies [N, h]; for a low-rank head, its inner factor's output [N, r].
@@ -183,7 +186,7 @@ def chunked_loss(
     Source:
         Gradients inside forward, chunk by chunk: Liger-Kernel's fused linear losses, arXiv 2410.10989.
     """
-    check_losses(weights, temperature, beta)
+    _refuse(weights, temperature, beta)
     _check_shapes(hidden_draft, weight_draft, hidden_target, weight_target, labels, chunk_tok)
     device = hidden_draft.device.type
     settings = BlockSettings(
