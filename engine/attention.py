@@ -1,0 +1,157 @@
+"""The attention function that we register with transformers: it writes K/V into the slab and attends over it.
+
+transformers supplies every architecture and calls this function once a layer (`AttentionInterface`). The step's
+`Window` travels there as a keyword argument, so nothing is global and one model can serve several slabs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from engine.cache import Slab
+
+NAME = "specdraft"
+
+
+@dataclass
+class Window:
+    """What one step sees: where its tokens stand and how far back they look.
+
+    Attributes:
+        slab: the model's keys and values.
+        positions: [B, T] position of each token; its key goes to that slot.
+        extent: slots [0, extent) are looked at (at least 1 + the largest position).
+        first_row: the step's rows are slab rows first_row ... first_row + B - 1.
+        fresh: every row starts at position 0 and sees only this step's own tokens (a prefill).
+        ancestors: [T, T] bool, for a tree: may token i look at token j of the same step? None is a chain.
+    """
+
+    slab: Slab
+    positions: Tensor
+    extent: int
+    first_row: int = 0
+    fresh: bool = False
+    ancestors: Tensor | None = None
+    _masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        batch, tokens = self.positions.shape
+        assert self.extent <= self.slab.capacity, (self.extent, self.slab.capacity)
+        assert self.first_row + batch <= self.slab.batch
+        # One row writes a contiguous block (a cheap copy); ragged rows scatter through an index.
+        self.block = int(self.positions[0, 0]) if batch == 1 and self.positions.device.type == "cpu" else None
+        self.rows = torch.arange(self.first_row, self.first_row + batch, device=self.positions.device)[:, None]
+        # A single query of a single row sees all that is there: no mask at all.
+        self.sees_all = batch == 1 and tokens == 1 and self.block is not None and self.extent == self.block + 1
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Puts this step's keys and values [B, K, T, D] into their slots."""
+        if self.block is not None:
+            span = slice(self.block, self.block + key.shape[2])
+            self.slab.key[layer][self.first_row, :, span] = key[0]
+            self.slab.value[layer][self.first_row, :, span] = value[0]
+        else:
+            self.slab.key[layer][self.rows, :, self.positions] = key.transpose(1, 2)
+            self.slab.value[layer][self.rows, :, self.positions] = value.transpose(1, 2)
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, K, extent, D] of this step's rows, as views."""
+        rows = slice(self.first_row, self.first_row + self.positions.shape[0])
+        return self.slab.key[layer][rows, :, : self.extent], self.slab.value[layer][rows, :, : self.extent]
+
+    def mask(self, sliding: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [B, 1, groups*T, extent], built once a step for each kind of layer."""
+        if self.sees_all and (sliding is None or self.extent <= sliding):
+            return None
+        if (sliding, groups) not in self._masks:
+            slots = torch.arange(self.extent, device=self.positions.device)
+            query = self.positions[:, :, None]
+            visible = slots <= query
+            if self.ancestors is not None:
+                visible = _tree_visible(visible, self.positions, self.ancestors, slots)
+            if sliding is not None:
+                visible &= slots > query - sliding
+            bias = torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill_(~visible, -torch.inf)
+            self._masks[sliding, groups] = bias.repeat(1, groups, 1)[:, None]
+        return self._masks[sliding, groups]
+
+
+def _tree_visible(visible: Tensor, positions: Tensor, ancestors: Tensor, slots: Tensor) -> Tensor:
+    """Among the step's own slots only ancestors are visible. A tree's tokens stand in consecutive slots."""
+    first = positions[:, :1, None]
+    offset = (slots - first).clamp(0, ancestors.shape[0] - 1)  # [B, 1, S]
+    own = (slots >= first) & (slots < first + ancestors.shape[0])
+    allowed = ancestors[:, offset[:, 0]].permute(1, 0, 2)  # [B, T, S]
+    return torch.where(own, allowed, slots < first)
+
+
+def slab_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    *,
+    window: Window,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of T new tokens over the slab.
+
+    Grouped queries are folded into the token axis, [B, H, T, D] -> [B, K, G*T, D]: `enable_gqa` would copy the keys
+    and values G times on a CPU.
+
+    Args:
+        module: the attention layer (gives `layer_idx`).
+        query: [B, H, T, D], positions already applied.
+        key, value: [B, K, T, D] of the new tokens.
+        attention_mask: always None: the window makes its own.
+        scaling: factor on the logits; None is D**-0.5.
+        dropout: must be 0; the engine does not train.
+        sliding_window: tokens a sliding layer looks back; None sees all.
+        softcap: Gemma-2's cap on attention logits; None is no cap.
+        window: this step's slab and positions.
+
+    Returns:
+        [B, T, H, D] and None (no attention weights).
+    """
+    assert attention_mask is None and dropout == 0.0
+    batch, heads, tokens, width = query.shape
+    groups = heads // key.shape[1]
+    window.write(module.layer_idx, key, value)
+    if window.fresh and softcap is None and (sliding_window is None or tokens <= sliding_window):
+        # The prefill is bound by arithmetic, so repeating K and V is cheap and keeps the causal kernel.
+        out = scaled_dot_product_attention(
+            query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), is_causal=True, scale=scaling
+        )
+        return out.transpose(1, 2), None
+    keys, values = window.read(module.layer_idx)
+    folded = query.reshape(batch, key.shape[1], groups * tokens, width)
+    mask = window.mask(sliding_window, groups, query.dtype)
+    if softcap is None:
+        out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
+    else:
+        logits = (folded @ keys.transpose(2, 3)).float() * (width**-0.5 if scaling is None else scaling)
+        logits = torch.tanh(logits / softcap) * softcap
+        logits = logits if mask is None else logits + mask.float()
+        out = torch.softmax(logits, dim=-1).to(query.dtype) @ values
+    return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The window builds the masks, so transformers shall build none."""
+
+
+def register() -> None:
+    """Makes `attn_implementation="specdraft"` known to transformers (again and again is harmless)."""
+    AttentionInterface.register(NAME, slab_attention)
+    AttentionMaskInterface.register(NAME, _no_mask)

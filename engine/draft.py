@@ -1,0 +1,176 @@
+"""Where proposals come from: a draft model, or the request's own text (prompt look-up)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine import noise
+from engine.model import Runner
+from engine.warp import Warp, draw, probabilities
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a cycle starts from, for B active rows.
+
+    Attributes:
+        last: [B, 2] the two newest tokens of each row.
+        length: [B] tokens of each row so far (prompt and emitted).
+        longest: the largest length, known to the host.
+        temperature: [B] the target's temperature.
+        keys: [B] noise keys.
+        text: each row's tokens (for look-up).
+    """
+
+    last: Tensor
+    length: Tensor
+    longest: int
+    temperature: Tensor
+    keys: Tensor
+    text: Sequence[list[int]]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """k proposals a row.
+
+    Attributes:
+        tokens: [B, k] ids in the target's vocabulary.
+        q: [B, k, R] what they were drawn from; None where they are deterministic.
+        rows: [R] ids of q's columns; None: ids 0..R-1.
+        count: [B] proposals that are real; None: all k.
+    """
+
+    tokens: Tensor
+    q: Tensor | None = None
+    rows: Tensor | None = None
+    count: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """Proposes tokens; keeps what state it needs row by row."""
+
+    def start(self, row: int, ids: Tensor) -> None:
+        """A new request [T] takes the row."""
+        ...
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """The request of one row moves to another."""
+        ...
+
+    def reach(self, longest: int) -> int:
+        """How many tokens can still be proposed to a row of this length."""
+        ...
+
+    def skip(self) -> None:
+        """A cycle went by without proposals: what follows was not seen."""
+        ...
+
+    def propose(self, batch: Batch, k: int) -> Proposal:
+        """Up to k proposals for every row."""
+        ...
+
+
+class ModelDrafter:
+    """A standalone draft model: k serial steps.
+
+    The first step reads the row's two newest tokens and rewrites the older one's slot. After a fully accepted cycle
+    the draft has not seen its own last proposal; reading two tokens every time closes that gap with one fixed shape.
+
+    Args:
+        runner: the draft.
+        seed: the run's seed.
+        warp: the draft's own warping (q is exactly what it samples from); None samples as the target does.
+    """
+
+    def __init__(self, runner: Runner, seed: int = 0, warp: Warp | None = None) -> None:
+        self.runner, self.seed, self.warp = runner, seed, warp
+        self._stale = False
+
+    def start(self, row: int, ids: Tensor) -> None:
+        self.runner.prefill(ids, row)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self.runner.slab.move_row(source, target, length)
+
+    def reach(self, longest: int) -> int:
+        return max(0, self.runner.max_positions - longest)
+
+    def skip(self) -> None:
+        self._stale = True
+
+    def propose(self, batch: Batch, k: int) -> Proposal:
+        run = self.runner
+        if self._stale:
+            for row, text in enumerate(batch.text):
+                self.start(row, torch.tensor(text[:-1], device=run.device))
+            self._stale = False
+        temperature = batch.temperature
+        if self.warp is not None:
+            # Drafting greedily for a sampling target is allowed, and the reverse only costs acceptance.
+            temperature = torch.full_like(temperature, self.warp.temperature)
+        greedy = bool((temperature < 1e-4).all())
+        ids, start = batch.last, batch.length - 2
+        if not greedy:
+            ahead = batch.length[:, None] + torch.arange(k, device=run.device)
+            uniforms = noise.uniform(self.seed, batch.keys[:, None], ahead, noise.DRAFT)
+        tokens, q = [], []
+        for j in range(k):
+            hidden = run.step(ids, start, batch.longest + j)
+            logits = run.logits(hidden[:, -1:])
+            if greedy:
+                column = logits[:, 0].argmax(-1)
+            else:
+                warp = self.warp or Warp()
+                probs = probabilities(logits, temperature, warp.top_k, warp.top_p)
+                column = draw(probs[:, 0], uniforms[:, j])
+                q.append(probs)
+            tokens.append(run.token(column))
+            ids, start = tokens[-1][:, None], batch.length + j
+        return Proposal(torch.stack(tokens, 1), None if greedy else torch.cat(q, 1), run.shortlist)
+
+
+class LookupDrafter:
+    """Prompt look-up: continue as the text went on after the latest earlier occurrence of the newest n-gram.
+
+    Args:
+        longest: longest n-gram tried first.
+        device: where proposals are put.
+
+    Source: Saxena, "Prompt Lookup Decoding" (2023); the same idea as arXiv 2304.04487.
+    """
+
+    def __init__(self, longest: int = 3, device: torch.device | str = "cpu") -> None:
+        self.longest, self.device = longest, device
+
+    def start(self, row: int, ids: Tensor) -> None:
+        """Nothing is kept: the text is all there is."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Nothing is kept."""
+
+    def reach(self, longest: int) -> int:
+        return 1 << 30
+
+    def skip(self) -> None:
+        """Nothing is kept."""
+
+    def propose(self, batch: Batch, k: int) -> Proposal:
+        found = [self.find(text, k) for text in batch.text]
+        padded = [f + [0] * (k - len(f)) for f in found]
+        count = torch.tensor([len(f) for f in found], device=self.device)
+        return Proposal(torch.tensor(padded, device=self.device, dtype=torch.long).view(len(found), k), count=count)
+
+    def find(self, text: list[int], k: int) -> list[int]:
+        """At most k tokens that followed the latest earlier occurrence of the last n-gram."""
+        for n in range(min(self.longest, len(text) - 1), 0, -1):
+            tail = text[-n:]
+            for start in range(len(text) - n - 1, -1, -1):
+                if text[start : start + n] == tail:
+                    return text[start + n : start + n + k]
+        return []

@@ -1,0 +1,102 @@
+"""One model that runs step by step over its own KV slab."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from engine.attention import NAME, Window, register
+from engine.cache import Slab
+
+
+class Runner:
+    """Steps of one decoder: token ids in, final hidden states or logits out.
+
+    Args:
+        model: a transformers causal LM in eval mode; its attention is switched to the engine's.
+        batch: rows held at once.
+        capacity: positions a row can hold (prompt + answer + drafted tokens).
+        shortlist: sorted token ids whose head rows are used; None uses every row of the head.
+        vocab: rows of the head that are real; a head padded further (151,936 against 152,064 rows) is cut to it.
+
+    Raises:
+        ValueError: the shortlist is not sorted, repeats an id or leaves the head.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batch: int = 1,
+        capacity: int = 1024,
+        shortlist: Tensor | None = None,
+        vocab: int | None = None,
+    ) -> None:
+        register()
+        model.set_attn_implementation(NAME)
+        self.config = model.config
+        self.device, self.dtype = model.device, model.dtype
+        self._body = model.get_decoder()
+        self._softcap = getattr(self.config, "final_logit_softcapping", None)
+        head = model.get_output_embeddings()
+        self._head, self._bias = head.weight, head.bias
+        self.shortlist = None
+        if shortlist is not None:
+            rows = self._head.shape[0]
+            if shortlist.numel() == 0 or not bool((shortlist[1:] > shortlist[:-1]).all()):
+                raise ValueError("a shortlist must hold at least one token id, sorted, each once")
+            if int(shortlist[0]) < 0 or int(shortlist[-1]) >= rows:
+                raise ValueError(f"the shortlist holds id {int(shortlist[-1])}; the head has rows 0..{rows - 1}")
+            self.shortlist = shortlist.to(self.device)
+            self._head = self._head[self.shortlist].contiguous()
+            self._bias = None if self._bias is None else self._bias[self.shortlist]
+        elif vocab is not None and vocab < self._head.shape[0]:
+            self._head = self._head[:vocab]
+            self._bias = None if self._bias is None else self._bias[:vocab]
+        self.slab = Slab.for_model(self.config, batch, capacity, self.dtype, self.device)
+
+    @property
+    def max_positions(self) -> int:
+        """Positions that both the model and the slab can hold."""
+        return min(self.slab.capacity, getattr(self.config, "max_position_embeddings", self.slab.capacity))
+
+    def prefill(self, ids: Tensor, row: int = 0) -> Tensor:
+        """Reads a whole prompt into one row.
+
+        Args:
+            ids: [T] token ids.
+            row: slab row.
+
+        Returns:
+            [T, H] final hidden states.
+        """
+        positions = torch.arange(ids.shape[0], device=self.device)[None]
+        return self._run(ids[None], Window(self.slab, positions, ids.shape[0], first_row=row, fresh=True))[0]
+
+    def step(self, ids: Tensor, start: Tensor, extent: int) -> Tensor:
+        """Runs T tokens of each of the first B rows.
+
+        Args:
+            ids: [B, T] token ids.
+            start: [B] position of the first of them.
+            extent: slots to look at, over the largest position of the step.
+
+        Returns:
+            [B, T, H] final hidden states.
+        """
+        positions = start[:, None] + torch.arange(ids.shape[1], device=self.device)
+        return self._run(ids, Window(self.slab, positions, extent))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Head over hidden states [..., H] -> [..., R]: the whole vocabulary, or the shortlist's columns."""
+        out = linear(hidden, self._head, self._bias)
+        return out if self._softcap is None else torch.tanh(out / self._softcap) * self._softcap
+
+    def token(self, column: Tensor) -> Tensor:
+        """Token ids of head columns."""
+        return column if self.shortlist is None else self.shortlist[column]
+
+    def _run(self, ids: Tensor, window: Window) -> Tensor:
+        out = self._body(input_ids=ids, position_ids=window.positions, use_cache=False, window=window)
+        return out.last_hidden_state

@@ -1,0 +1,295 @@
+"""Speculative decoding on one screen: prefill, propose, verify, accept, commit; k = 0 is the baseline.
+
+    while rows are active:
+        d, q   = drafter.propose(k)                      # k serial draft steps
+        p      = target([newest token, d_1 ... d_k])     # one pass
+        a, y   = accept(p, q, d)                         # a proposals kept, y follows
+        commit   d_1 ... d_a, y                          # rollback is a smaller length
+
+The target's slab holds every token of a row but the newest, whose key is written by the next pass. Rows are ragged:
+each accepts its own count, no realignment. A finished row leaves and a waiting request takes its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine import noise
+from engine.accept import accept_greedy, accept_sampled
+from engine.clock import BareClock, Clock
+from engine.draft import Batch, Drafter, Proposal
+from engine.model import Runner
+from engine.warp import Warp, draw, probabilities
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to answer.
+
+    Attributes:
+        id: names the request; its noise depends on it.
+        ids: prompt tokens, at least one.
+        max_new: answer tokens at most, at least one.
+        temperature: of the target for this request.
+    """
+
+    id: str
+    ids: tuple[int, ...]
+    max_new: int
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.ids:
+            raise ValueError(f"request {self.id}: the prompt has no token")
+        if self.max_new < 1:
+            raise ValueError(f"request {self.id}: max_new is {self.max_new}; at least 1 token must be asked for")
+        Warp(self.temperature)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One propose-verify-accept round of one row.
+
+    Attributes:
+        proposed, accepted: tokens.
+        emitted: tokens committed, at most accepted + 1.
+        cut: end-of-sequence dropped the rest of the block; left out of acceptance, kept in time.
+    """
+
+    proposed: int
+    accepted: int
+    emitted: int
+    cut: bool
+
+
+@dataclass
+class Answer:
+    """A request and what came of it.
+
+    Attributes:
+        tokens: emitted ids, the end-of-sequence token included.
+        cycles: every round; the first token, which the prefill gives, belongs to none.
+        finish: "eos", "length", or "" while it runs.
+        hidden: the target's final hidden state before each token [H], when asked for.
+    """
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    cycles: list[Cycle] = field(default_factory=list)
+    finish: str = ""
+    hidden: list[Tensor] = field(default_factory=list)
+
+
+class Decoder:
+    """Decodes requests with a target, and a drafter or none.
+
+    Args:
+        target: its slab's rows are the batch.
+        eos: ids that end an answer.
+        drafter: None is the baseline.
+        k: proposals a cycle; 0 is the baseline.
+        seed: of all noise.
+        top_k, top_p: the target's warping (temperature belongs to the request).
+        clock: gets the phases draft, verify and sampling.
+        keep_hidden: keep the target's hidden state of every emitted token (distillation reads them).
+
+    Raises:
+        ValueError: k without a drafter, or out of 0..16.
+    """
+
+    def __init__(
+        self,
+        target: Runner,
+        eos: Iterable[int],
+        drafter: Drafter | None = None,
+        k: int = 0,
+        seed: int = 0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        clock: Clock | None = None,
+        keep_hidden: bool = False,
+    ) -> None:
+        if not 0 <= k <= 16:
+            raise ValueError(f"k is {k}; it must be 0 (no speculation) to 16")
+        if k > 0 and drafter is None:
+            raise ValueError(f"k is {k} but there is no drafter; give one, or k = 0")
+        Warp(0.0, top_k, top_p)
+        self.target, self.drafter, self.k, self.seed = target, drafter, k, seed
+        self.top_k, self.top_p = top_k, top_p
+        self.eos = frozenset(eos)
+        self.clock: Clock = clock or BareClock(target.device)
+        self.keep_hidden = keep_hidden
+        self.active: list[Answer] = []
+        self._last = self._length = self._temperature = self._keys = torch.empty(0)
+
+    # -- requests come and go ---------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def admit(self, request: Request) -> Answer:
+        """Prefills a request into the next free row and emits its first token.
+
+        Raises:
+            ValueError: no free row, or the request does not fit the target's positions.
+        """
+        need, room = len(request.ids) + request.max_new, self.target.max_positions
+        if need > room:
+            raise ValueError(
+                f"request {request.id}: {len(request.ids)} prompt tokens + {request.max_new} new ones need {need} "
+                f"positions; the target and its slab hold {room}"
+            )
+        if len(self.active) == self.target.slab.batch:
+            raise ValueError(f"all {self.target.slab.batch} rows are taken; wait for one to finish")
+        row = len(self.active)
+        ids = torch.tensor(request.ids, device=self.target.device)
+        hidden = self.target.prefill(ids, row)[-1]
+        if self.drafter is not None and self.k > 0 and self.drafter.reach(len(request.ids)) > 0:
+            self.drafter.start(row, ids)
+        return self.resume(request, hidden)
+
+    @torch.inference_mode()
+    def resume(self, request: Request, hidden: Tensor) -> Answer:
+        """Starts a request whose prompt is already in the next free row of the slabs (one prefill, many arms).
+
+        Args:
+            request: the request.
+            hidden: [H] the target's final hidden state at the prompt's last token.
+        """
+        answer = Answer(request)
+        temperature = torch.tensor([request.temperature], device=self.target.device)
+        logits = self.target.logits(hidden[None, None])
+        if Warp(request.temperature).greedy:
+            first = logits[0, 0].argmax()[None]
+        else:
+            key = torch.tensor([noise.request_key(request.id)], device=self.target.device)
+            position = torch.full_like(key, len(request.ids))
+            probs = probabilities(logits, temperature, self.top_k, self.top_p)
+            first = draw(probs[:, 0], noise.uniform(self.seed, key, position, noise.FINAL))
+        if self.keep_hidden:
+            answer.hidden.append(hidden)
+        self._commit(answer, first.tolist())
+        self.active.append(answer)
+        self._load()
+        return answer
+
+    def _load(self) -> None:
+        """Rebuilds the rows' device state from the host's (only when rows change)."""
+        texts = [(*a.request.ids, *a.tokens) for a in self.active]
+        device = self.target.device
+        self._last = torch.tensor([t[-2:] for t in texts], device=device, dtype=torch.long)
+        self._length = torch.tensor([len(t) for t in texts], device=device, dtype=torch.long)
+        self._temperature = torch.tensor([a.request.temperature for a in self.active], device=device)
+        self._keys = torch.tensor([noise.request_key(a.request.id) for a in self.active], device=device)
+
+    def _retire(self) -> list[Answer]:
+        """Takes finished rows out; the last active row moves into each gap."""
+        done = [a for a in self.active if a.finish]
+        if not done:
+            return []
+        while any(a.finish for a in self.active):
+            gap = next(i for i, a in enumerate(self.active) if a.finish)
+            mover = self.active.pop()
+            if gap < len(self.active):
+                self.active[gap] = mover
+                if not mover.finish:
+                    length = len(mover.request.ids) + len(mover.tokens)
+                    self.target.slab.move_row(len(self.active), gap, length)
+                    if self.drafter is not None and self.k > 0:
+                        self.drafter.move(len(self.active), gap, length)
+        self._load()
+        return done
+
+    def _commit(self, answer: Answer, tokens: list[int]) -> bool:
+        """Appends tokens up to an end-of-sequence or the length limit; tells whether any were dropped."""
+        for i, token in enumerate(tokens):
+            answer.tokens.append(token)
+            if token in self.eos:
+                answer.finish = "eos"
+            elif len(answer.tokens) == answer.request.max_new:
+                answer.finish = "length"
+            if answer.finish:
+                return i + 1 < len(tokens)
+        return False
+
+    # -- the algorithm ----------------------------------------------------------------------------------------------
+
+    def _draft_length(self, longest: int) -> int:
+        """k, less what no row could use, and what the drafter or the slab can not hold (then speculation pauses)."""
+        if self.drafter is None or self.k == 0:
+            return 0
+        useful = max(a.request.max_new - len(a.tokens) for a in self.active) - 1
+        return max(0, min(self.k, useful, self.drafter.reach(longest), self.target.max_positions - longest))
+
+    @torch.inference_mode()
+    def cycle(self) -> list[Answer]:
+        """One round over all active rows; returns those that finished."""
+        texts = [[*a.request.ids, *a.tokens] for a in self.active] if self.k else []
+        longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
+        batch = Batch(self._last, self._length, longest, self._temperature, self._keys, texts)
+        k = self._draft_length(longest)
+        proposal = None
+        if k:
+            assert self.drafter is not None
+            with self.clock.phase("draft"):
+                proposal = self.drafter.propose(batch, k)
+        elif self.drafter is not None:
+            self.drafter.skip()
+        newest = self._last[:, 1:]
+        block = newest if proposal is None else torch.cat([newest, proposal.tokens], 1)
+        with self.clock.phase("verify"):
+            hidden = self.target.step(block, self._length - 1, longest + k)
+            logits = self.target.logits(hidden)
+        with self.clock.phase("sampling"):
+            accepted, final = self._accept(logits, proposal, k)
+            emitted = torch.cat([block[:, 1:], final[:, None]], 1).scatter(1, accepted[:, None], final[:, None])
+            # The rows' next state, on the device: the two newest tokens are emitted[a-1] (or the old one) and final.
+            seen = torch.cat([newest, emitted], 1)
+            self._last = seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device))
+            self._length = self._length + accepted + 1
+            kept, tokens = accepted.tolist(), emitted.tolist()
+            count = [k] * len(kept) if proposal is None or proposal.count is None else proposal.count.tolist()
+        for row, answer in enumerate(self.active):
+            before, emit = len(answer.tokens), tokens[row][: kept[row] + 1]
+            # Proposals that no room was left for are not proposals (their rows waste time, which the clock sees).
+            proposed = min(count[row], answer.request.max_new - before - 1)
+            cut = self._commit(answer, emit)
+            num = len(answer.tokens) - before
+            answer.cycles.append(Cycle(proposed, min(kept[row], proposed), num, cut and answer.finish == "eos"))
+            if self.keep_hidden:
+                answer.hidden.extend(hidden[row, :num].unbind(0))
+        return self._retire()
+
+    def _accept(self, logits: Tensor, proposal: Proposal | None, k: int) -> tuple[Tensor, Tensor]:
+        """Accepted counts [B] and the token that follows [B]."""
+        greedy = all(Warp(a.request.temperature).greedy for a in self.active)
+        if greedy:
+            best = logits.argmax(-1)
+            if proposal is None:
+                return torch.zeros_like(best[:, 0]), best[:, 0]
+            return accept_greedy(proposal.tokens, best, proposal.count)
+        p = probabilities(logits, self._temperature, self.top_k, self.top_p)
+        keys, steps = self._keys[:, None], torch.arange(k + 1, device=p.device)
+        ahead = self._length[:, None] + steps
+        u_final = noise.uniform(self.seed, keys, ahead, noise.FINAL)
+        if proposal is None:
+            return torch.zeros_like(self._length), draw(p[:, 0], u_final[:, 0])
+        u_accept = noise.uniform(self.seed, keys, ahead[:, :k], noise.ACCEPT)
+        return accept_sampled(p, proposal.q, proposal.tokens, u_accept, u_final, proposal.rows, proposal.count)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Answers requests in the order they finish, keeping every row busy."""
+        waiting = iter(requests)
+        more = True
+        while more or self.active:
+            while more and len(self.active) < self.target.slab.batch:
+                request = next(waiting, None)
+                if request is None:
+                    more = False
+                    break
+                self.admit(request)
+                yield from self._retire()
+            if self.active:
+                yield from self.cycle()

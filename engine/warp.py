@@ -1,0 +1,89 @@
+"""Temperature, top-k and top-p: from logits to the probabilities that are really sampled from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Below this a softmax in float32 is the argmax anyway, and the division would overflow (trial: temperature 1e-6).
+GREEDY_BELOW = 1e-4
+
+
+@dataclass(frozen=True)
+class Warp:
+    """How logits become probabilities; the order is temperature, then top-k, then top-p.
+
+    Attributes:
+        temperature: 0 (or under 1e-4) is greedy.
+        top_k: keep the k largest logits; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches p; 1 keeps all.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature is {self.temperature}; it must be finite and 0 or more (0 is greedy)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be over 0 and at most 1 (1 keeps every token)")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; it must be 0 or more (0 keeps every token)")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+def probabilities(logits: Tensor, temperature: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Warped probabilities of one step.
+
+    Args:
+        logits: [B, T, R], any float type.
+        temperature: [B]; entries under `GREEDY_BELOW` give a one-hot row at the argmax (the first one of a tie).
+        top_k: 0 keeps all.
+        top_p: 1 keeps all. The token that crosses p is kept.
+
+    Returns:
+        float32 [B, T, R], rows sum to 1.
+    """
+    logits = logits.float()
+    greedy = temperature < GREEDY_BELOW
+    scale = torch.where(greedy, torch.ones_like(temperature), temperature).to(logits.dtype)
+    scaled = logits / scale[:, None, None]
+    if 0 < top_k < logits.shape[-1]:
+        kept = scaled.topk(top_k, dim=-1).indices
+        scaled = torch.full_like(scaled, -torch.inf).scatter(-1, kept, scaled.gather(-1, kept))
+    probs = torch.softmax(scaled, dim=-1)
+    if top_p < 1.0:
+        ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+        before = ordered.double().cumsum(-1) - ordered
+        ordered = ordered.masked_fill(before >= top_p, 0.0)
+        probs = torch.zeros_like(probs).scatter(-1, index, ordered)
+        probs = probs / probs.sum(-1, keepdim=True)
+    if bool(greedy.any()):
+        best = torch.zeros_like(probs).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+        probs = torch.where(greedy[:, None, None], best, probs)
+    return probs
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Inverse-CDF sampling, one uniform a draw (a token of probability 0 is never drawn).
+
+    Args:
+        probs: [..., R] non-negative; need not be normalised.
+        uniforms: [...] in [0, 1).
+
+    Returns:
+        int64 [...] indices.
+    """
+    cdf = probs.double().cumsum(-1)
+    target = uniforms[..., None].double() * cdf[..., -1:]
+    return torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
