@@ -1,4 +1,4 @@
-"""Teacher-forced acceptance of a draft on held-out answers: with its whole head, and with the shortlist the engine uses.
+"""Teacher-forced acceptance of a draft on held-out answers, with its whole head and with the engine's shortlist.
 
 At each supervised position, against the target's *whole* distribution p:
 
