@@ -12,7 +12,7 @@ each accepts its own count, no realignment. A finished row leaves and a waiting 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -73,7 +73,7 @@ class Answer:
     Attributes:
         tokens: emitted ids, the end-of-sequence token included.
         cycles: every round; the first token, which the prefill gives, belongs to none.
-        finish: "eos", "length", or "" while it runs.
+        finish: "eos", "length", "stop", or "" while it runs.
         hidden: the target's final hidden state before each token [H], when asked for.
     """
 
@@ -96,6 +96,7 @@ class Decoder:
         top_k, top_p: the target's warping (temperature belongs to the request).
         clock: gets the phases draft, verify and sampling.
         keep_hidden: keep the target's hidden state of every emitted token (distillation reads them).
+        stop: looks at an answer's tokens after each commit; true ends it with finish "stop".
 
     Raises:
         ValueError: k without a drafter, or out of 0..16.
@@ -112,6 +113,7 @@ class Decoder:
         top_p: float = 1.0,
         clock: Clock | None = None,
         keep_hidden: bool = False,
+        stop: Callable[[list[int]], bool] | None = None,
     ) -> None:
         if not 0 <= k <= 16:
             raise ValueError(f"k is {k}; it must be 0 (no speculation) to 16")
@@ -122,7 +124,7 @@ class Decoder:
         self.top_k, self.top_p = top_k, top_p
         self.eos = frozenset(eos)
         self.clock: Clock = clock or BareClock(target.device)
-        self.keep_hidden = keep_hidden
+        self.keep_hidden, self.stop = keep_hidden, stop
         self.active: list[Answer] = []
         self._last = self._length = self._temperature = self._keys = torch.empty(0)
 
@@ -212,6 +214,8 @@ class Decoder:
                 answer.finish = "length"
             if answer.finish:
                 return i + 1 < len(tokens)
+        if self.stop is not None and self.stop(answer.tokens):
+            answer.finish = "stop"
         return False
 
     # -- the algorithm ----------------------------------------------------------------------------------------------
