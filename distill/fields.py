@@ -1,0 +1,83 @@
+"""What every recipe stage is built from: field types with their ranges, checks of one field, and the base class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from glob import glob
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+BUNDLED_DOMAINS = ("code", "math", "qa")
+
+Positive = Annotated[int, Field(ge=1)]
+Length = Annotated[int, Field(ge=1, le=16)]
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Weight = Annotated[float, Field(ge=0)]
+Temperature = Annotated[float, Field(ge=0)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Text = Annotated[str, Field(min_length=1)]
+Loss = Literal["forward_kl", "reverse_kl", "jsd", "tv", "neg_log_alpha", "cross_entropy"]
+
+
+def sources(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """One or many sources of prompts, as a tuple."""
+    return (value,) if isinstance(value, str) else value
+
+
+def paths(source: str) -> set[Path]:
+    """The existing files that a path or glob names; empty for a hub id."""
+    return {Path(name).resolve() for name in glob(str(Path(source).expanduser()), recursive=True)}
+
+
+def increasing(values: tuple[int, ...]) -> tuple[int, ...]:
+    """Refuses numbers that do not grow from one to the next."""
+    if any(after <= before for before, after in pairwise(values)):
+        raise ValueError(f"= {list(values)} must be strictly increasing, each layer once")
+    return values
+
+
+def ordered(bounds: tuple[float, float]) -> tuple[float, float]:
+    """Refuses an empty or turned range."""
+    if not bounds[0] < bounds[1]:
+        raise ValueError(f"= {list(bounds)} must be [low, high] with low < high")
+    return bounds
+
+
+def distinct(values: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Refuses a value that is given twice."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"= {list(values)} names a value twice")
+    return values
+
+
+class Clash(ValueError):
+    """Fields that are right alone and wrong together.
+
+    Attributes:
+        problems: pairs of a key (relative to the stage that raised) and what is wrong with it.
+    """
+
+    def __init__(self, problems: list[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{key}: {message}" for key, message in problems))
+        self.problems = problems
+
+
+class Stage(BaseModel):
+    """A frozen part of the recipe that refuses unknown keys and never converts a value to another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def clashes(self) -> Iterator[tuple[str, str]]:
+        """Yields (key, message) for every contradiction between fields."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _no_clashes(self) -> Self:
+        if problems := list(self.clashes()):
+            raise Clash(problems)
+        return self

@@ -1,0 +1,179 @@
+"""Recipes: YAML text -> overrides -> JSON -> frozen stages, with every mistake in one message."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from distill.fields import BUNDLED_DOMAINS, Stage
+from distill.mistakes import Key, dotted, explain, line
+from distill.schema import (
+    Distill,
+    Draft,
+    Eval,
+    Head,
+    Recipe,
+    Responses,
+    Target,
+    Track,
+    Traffic,
+    TrainerStage,
+)
+
+__all__ = [
+    "BUNDLED_DOMAINS",
+    "Distill",
+    "Draft",
+    "Eval",
+    "Head",
+    "Recipe",
+    "RecipeError",
+    "Responses",
+    "Stage",
+    "Target",
+    "Track",
+    "Traffic",
+    "TrainerStage",
+    "dump",
+    "load_recipe",
+    "recipe_hash",
+]
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message lists every mistake.
+
+    Attributes:
+        problems: one line for each mistake.
+    """
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
+        super().__init__("\n".join([f"{source}: {count} in the recipe", *(f"  {problem}" for problem in problems)]))
+        self.problems = tuple(problems)
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe and checks all of it; nothing but the recipe file is opened.
+
+    Args:
+        path: YAML 1.2 (or JSON) file.
+        overrides: `dotted.key=value`; the value is YAML and replaces what stood there, mappings included.
+
+    Returns:
+        The frozen recipe with every default filled in.
+
+    Raises:
+        RecipeError: naming each wrong key with its place, value, allowed range and nearest valid name.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(str(path), [f"cannot be read: {getattr(error, 'strerror', None) or error}"]) from error
+    problems: list[str] = []
+    places: dict[Key, str] = {}
+    data = _read(text, str(path), places, problems)
+    if not isinstance(data, dict):
+        raise RecipeError(str(path), problems or ["is empty or no mapping of keys to values"])
+    for override in overrides:
+        _override(data, override, places, problems)
+    problems += [line(key, places, message) for key, message in _not_json(data)]
+    if problems:
+        # What could not be read as data would only bring more, misleading errors.
+        raise RecipeError(str(path), problems)
+    try:
+        return Recipe.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        raise RecipeError(str(path), explain(error, Recipe.model_json_schema(), data, places)) from error
+
+
+def dump(recipe: Recipe) -> str:
+    """The resolved recipe as JSON text, which `load_recipe` reads back."""
+    return recipe.model_dump_json(indent=2)
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """SHA-256 (hex) of the resolved recipe: equal for equal settings, however they were written."""
+    canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _read(text: str, source: str, places: dict[Key, str], problems: list[str]) -> Any:
+    """Parses YAML; fills `places` with the line of every key and `problems` with duplicates and syntax errors."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.allow_duplicate_keys = True  # found below, all of them, with both lines
+    try:
+        node = yaml.compose(text)
+        if node is not None:
+            _places(node, (), source, places, problems)
+        return yaml.load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        problems.append(f"{where}: not valid YAML: {error.problem}")
+        return None
+
+
+def _places(node: Node, key: Key, source: str, places: dict[Key, str], problems: list[str]) -> None:
+    if isinstance(node, MappingNode):
+        for name, value in node.value:
+            child = (*key, name.value)
+            place = f"{source}:{name.start_mark.line + 1}"
+            if child in places:
+                problems.append(f"{place}: {dotted(child)} is given twice, first at {places[child]}; keep one")
+            places[child] = place
+            _places(value, child, source, places, problems)
+    elif isinstance(node, SequenceNode):
+        for index, value in enumerate(node.value):
+            places[*key, index] = f"{source}:{value.start_mark.line + 1}"
+            _places(value, (*key, index), source, places, problems)
+
+
+def _override(data: dict[str, Any], override: str, places: dict[Key, str], problems: list[str]) -> None:
+    """Puts one `dotted.key=value` into the data."""
+    name, equals, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        problems.append(f"override {override!r}: write it as key=value, for example distill.lr=3e-4")
+        return
+    found: list[str] = []
+    value = _read(text, f"override {override!r}", {}, found)
+    if found:
+        problems += [f"{problem} (quote the value when it is a text)" for problem in found]
+        return
+    at = data
+    for depth, key in enumerate(keys[:-1]):
+        if at.get(key) is None:
+            at[key] = {}
+        if not isinstance(at[key], dict):
+            problems.append(f"override {override!r}: {'.'.join(keys[: depth + 1])} = {at[key]!r} holds no keys")
+            return
+        at = at[key]
+    at[keys[-1]] = value
+    for stale in [place for place in places if place[: len(keys)] == tuple(keys)]:
+        del places[stale]
+    places[tuple(keys)] = f"override {override!r}"
+
+
+def _not_json(value: Any, key: Key = ()) -> Iterator[tuple[Key, str]]:
+    """Values that YAML knows and a recipe cannot hold: dates, binary, keys that are no text."""
+    if isinstance(value, dict):
+        for name, child in value.items():
+            if not isinstance(name, str):
+                yield (*key, str(name)), f"the key {name!r} is no text; quote it"
+            else:
+                yield from _not_json(child, (*key, name))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from _not_json(child, (*key, index))
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        yield key, f"= {value} is read as a {type(value).__name__}; quote it to mean text"
