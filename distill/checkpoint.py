@@ -1,0 +1,268 @@
+"""The draft folder: an ordinary Hugging Face checkpoint plus draft.json. Write, read, verify.
+
+The folder is whole or absent: it is written beside its final name and renamed at the very end. Other servers ignore
+draft.json and use every row of the head; our engine reads the shortlist from it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.tokens import check_shared
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+# In a folder of its own: servers load every *.safetensors file that lies beside config.json.
+FACTORS = Path("low_rank_head") / "factors.safetensors"
+# transformers 5 writes its internal class name, which no 4.x release (and no server built on one) can import.
+_UNKNOWN_TO_V4 = {"TokenizersBackend", "SentencePieceBackend", "PythonBackend", ""}
+
+
+class BrokenDraft(ValueError):
+    """A draft folder that is incomplete, damaged, or made for another target."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft as it lies on disk.
+
+    Attributes:
+        folder: loads with `AutoModelForCausalLM.from_pretrained`.
+        shortlist: [S] ids (ascending) of the head rows the engine uses; None uses every row.
+        factors: (A [V, r], B [r, h]) of a low-rank head, float32; None otherwise. The head in the folder is A @ B.
+        meta: the content of draft.json.
+    """
+
+    folder: Path
+    shortlist: Tensor | None
+    factors: tuple[Tensor, Tensor] | None
+    meta: dict[str, Any]
+
+
+def write_draft(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    meta: Mapping[str, Any],
+    shortlist: Sequence[int] | None = None,
+    factors: tuple[Tensor, Tensor] | None = None,
+    dtype: str = "bfloat16",
+    eos_ids: Sequence[int] = (),
+    tokenizer_class: str | None = None,
+) -> Path:
+    """Writes a draft folder, replacing an older one only when the new one is complete.
+
+    Args:
+        folder: final place.
+        model: whole model; its weights may be float32 and are saved as `dtype`.
+        tokenizer: the tokenizer shared with the target.
+        meta: what draft.json shall hold beside format, shortlist and checksum: target, sizes, sources, metrics.
+        shortlist: distinct ids of the head rows to use; None is every row.
+        factors: (A [V, r], B [r, h]) of a low-rank head.
+        dtype: exported dtype: bfloat16, float16 or float32.
+        eos_ids: every id that ends a text.
+        tokenizer_class: class named by the target's own files, kept when transformers 4.x knows it.
+
+    Returns:
+        `folder`.
+
+    Raises:
+        BrokenDraft: a weight is not finite, or the shortlist does not fit the head.
+    """
+    rows = model.get_output_embeddings().weight.shape[0]
+    ids = None if shortlist is None else _checked_shortlist(shortlist, rows)
+    broken = [name for name, value in model.state_dict().items() if not torch.isfinite(value).all()]
+    if broken:
+        raise BrokenDraft(f"{folder}: not written: {len(broken)} tensors hold NaN or infinity, first {broken[0]}")
+    exported = copy.deepcopy(model).to(getattr(torch, dtype))
+    exported.config.dtype = getattr(torch, dtype)
+    exported.generation_config = _generation_config(exported.config, eos_ids)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        exported.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        _write_json(staging / "config.json", _config_for_v4(_read_json(staging / "config.json")))
+        path = staging / "tokenizer_config.json"
+        _write_json(path, _tokenizer_config_for_v4(_read_json(path), tokenizer_class))
+        if factors is not None:
+            (staging / FACTORS).parent.mkdir()
+            left, right = (value.detach().float().cpu().contiguous() for value in factors)
+            save_file({"left": left, "right": right}, staging / FACTORS)
+        weights = {path.name: _sha256(path) for path in sorted(staging.glob("*.safetensors"))}
+        _write_json(
+            staging / "draft.json",
+            {"format": FORMAT, **meta, "dtype": dtype, "shortlist": ids, "weights_sha256": weights},
+        )
+        os.chmod(staging, 0o755)  # mkdtemp makes it private
+        _replace_folder(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return folder
+
+
+def read_draft(folder: Path) -> Draft:
+    """Reads a draft's description; a plain Hugging Face folder without draft.json is a draft with its whole head.
+
+    Args:
+        folder: a folder made by `write_draft`, or any causal LM checkpoint folder.
+
+    Returns:
+        The draft; its weights are not read.
+
+    Raises:
+        BrokenDraft: no config.json, an unreadable draft.json, another format, or a shortlist that does not fit.
+    """
+    if not (folder / "config.json").is_file():
+        raise BrokenDraft(f"{folder}: no config.json: not a finished draft folder. Train one, or resume its run.")
+    if not (folder / "draft.json").is_file():
+        return Draft(folder, None, None, {})
+    meta = _read_json(folder / "draft.json")
+    if meta.get("format") != FORMAT:
+        raise BrokenDraft(f"{folder}/draft.json: format {meta.get('format')!r}, this version reads {FORMAT}")
+    rows = _read_json(folder / "config.json")["vocab_size"]
+    shortlist = meta.get("shortlist")
+    ids = None if shortlist is None else torch.tensor(_checked_shortlist(shortlist, rows), dtype=torch.long)
+    factors = None
+    if (folder / FACTORS).is_file():
+        tensors = load_file(folder / FACTORS)
+        factors = (tensors["left"], tensors["right"])
+    return Draft(folder, ids, factors, meta)
+
+
+def verify_draft(
+    folder: Path, draft_tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase, target_rows: int
+) -> Draft:
+    """Checks that a draft is whole and speaks the target's tokens.
+
+    Args:
+        folder: draft folder.
+        draft_tokenizer: tokenizer loaded from `folder`.
+        target_tokenizer: the target's.
+        target_rows: rows of the target's embedding.
+
+    Returns:
+        The draft.
+
+    Raises:
+        BrokenDraft: a weight file is missing, cut, changed or not finite.
+        TokenizerMismatch: the tokenizers differ, or the rows do not cover the used ids.
+    """
+    draft = read_draft(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise BrokenDraft(f"{folder}: no *.safetensors file")
+    for name, expected in draft.meta.get("weights_sha256", {}).items():
+        if not (folder / name).is_file():
+            raise BrokenDraft(f"{folder}/{name}: missing")
+        if (found := _sha256(folder / name)) != expected:
+            raise BrokenDraft(
+                f"{folder}/{name}: sha256 {found[:12]}…, draft.json says {expected[:12]}…: cut or changed"
+            )
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                bad = [key for key in tensors.keys() if not torch.isfinite(tensors.get_tensor(key)).all()]  # noqa: SIM118
+        except SafetensorError as error:
+            raise BrokenDraft(f"{path}: not a whole safetensors file ({error})") from error
+        if bad:
+            raise BrokenDraft(f"{path}: {len(bad)} tensors hold NaN or infinity, first {bad[0]}")
+    check_shared(target_tokenizer, draft_tokenizer, target_rows, _read_json(folder / "config.json")["vocab_size"])
+    return draft
+
+
+def _checked_shortlist(ids: Sequence[int], rows: int) -> list[int]:
+    """The ids in ascending order, or an error: they are true token ids, never offsets."""
+    if not ids:
+        raise BrokenDraft("shortlist: 0 ids; at least 1 is needed")
+    values = sorted(int(value) for value in ids)
+    if values[0] < 0 or values[-1] >= rows:
+        bad = values[0] if values[0] < 0 else values[-1]
+        raise BrokenDraft(f"shortlist: id {bad} is not a row of the head, allowed 0..{rows - 1}")
+    if len(set(values)) != len(values):
+        raise BrokenDraft(f"shortlist: {len(values) - len(set(values))} repeated ids")
+    return values
+
+
+def _generation_config(config: PreTrainedConfig, eos_ids: Sequence[int]) -> GenerationConfig:
+    """Greedy, with every id that ends a text: the target's sampling defaults must not travel with the draft."""
+    eos = list(eos_ids) or config.eos_token_id
+    return GenerationConfig(
+        do_sample=False, bos_token_id=config.bos_token_id, eos_token_id=eos, pad_token_id=config.pad_token_id
+    )
+
+
+def _config_for_v4(config: dict[str, Any]) -> dict[str, Any]:
+    """Adds the names that transformers 4.x reads, which would otherwise fall back to its defaults with no error.
+
+    4.x knows `rope_theta`, `rope_scaling`, `rope_local_base_freq` and `torch_dtype`; 5.x writes `rope_parameters`
+    (one block, or one for each kind of layer) and `dtype`, and accepts both.
+    """
+    extra: dict[str, Any] = {"torch_dtype": config.get("dtype")}
+    rope = config.get("rope_parameters") or {}
+    if "full_attention" in rope:
+        if "sliding_attention" in rope:
+            extra["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
+        rope = rope["full_attention"]
+    if "rope_theta" in rope:
+        extra["rope_theta"] = rope["rope_theta"]
+        scaled = rope.get("rope_type", "default") != "default"
+        extra["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"} if scaled else None
+    return {**config, **extra}
+
+
+def _tokenizer_config_for_v4(config: dict[str, Any], source_class: str | None) -> dict[str, Any]:
+    """Names a tokenizer class that transformers 4.x can import, and its keys for added tokens."""
+    config = {key: value for key, value in config.items() if key not in ("backend", "is_local", "local_files_only")}
+    name = config.get("tokenizer_class") or ""
+    if name in _UNKNOWN_TO_V4:
+        known = source_class if source_class and source_class not in _UNKNOWN_TO_V4 else None
+        config["tokenizer_class"] = known or "PreTrainedTokenizerFast"
+    # 5.x writes a list where 4.x expects a mapping of names, and 4.x fails on it while loading.
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    return config
+
+
+def _replace_folder(staging: Path, folder: Path) -> None:
+    """Puts `staging` in the place of `folder`; an older folder is moved aside first, as a rename needs an empty place."""
+    old = None
+    if folder.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent)) / folder.name
+        os.replace(folder, old)
+    os.replace(staging, folder)
+    if old is not None:
+        shutil.rmtree(old.parent)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BrokenDraft(f"{path}: not JSON ({error})") from error
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
