@@ -242,7 +242,7 @@ def _tokenizer_config_for_v4(config: dict[str, Any], source_class: str | None) -
 
 
 def _replace_folder(staging: Path, folder: Path) -> None:
-    """Puts `staging` in the place of `folder`; an older folder is moved aside first, as a rename needs an empty place."""
+    """Puts `staging` in the place of `folder`, which is moved aside first: a rename needs an empty place."""
     old = None
     if folder.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent)) / folder.name
