@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedConfig
 
 
@@ -50,7 +49,7 @@ class Slab:
         return self._data.numel() * self._data.element_size()
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` slots of one row over another (a finished row leaves, the last one takes its place)."""
+        """Copies the first `length` slots of one row over another (the last row takes a finished one's place)."""
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
 
 

@@ -127,6 +127,7 @@ class Decoder:
         self.keep_hidden, self.stop = keep_hidden, stop
         self.active: list[Answer] = []
         self._last = self._length = self._temperature = self._keys = torch.empty(0)
+        self._changed = False
 
     # -- requests come and go ---------------------------------------------------------------------------------------
 
@@ -174,11 +175,11 @@ class Decoder:
             answer.hidden.append(hidden)
         self._commit(answer, first.tolist())
         self.active.append(answer)
-        self._load()
+        self._changed = True
         return answer
 
     def _load(self) -> None:
-        """Rebuilds the rows' device state from the host's (only when rows change)."""
+        """Rebuilds the rows' device state from the host's (only when rows come or go)."""
         texts = [(*a.request.ids, *a.tokens) for a in self.active]
         device = self.target.device
         self._last = torch.tensor([t[-2:] for t in texts], device=device, dtype=torch.long)
@@ -201,7 +202,7 @@ class Decoder:
                     self.target.slab.move_row(len(self.active), gap, length)
                     if self.drafter is not None and self.k > 0:
                         self.drafter.move(len(self.active), gap, length)
-        self._load()
+        self._changed = True
         return done
 
     def _commit(self, answer: Answer, tokens: list[int]) -> bool:
@@ -230,6 +231,9 @@ class Decoder:
     @torch.inference_mode()
     def cycle(self) -> list[Answer]:
         """One round over all active rows; returns those that finished."""
+        if self._changed:
+            self._load()
+            self._changed = False
         texts = [[*a.request.ids, *a.tokens] for a in self.active] if self.k else []
         longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
         batch = Batch(self._last, self._length, longest, self._temperature, self._keys, texts)

@@ -85,5 +85,7 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
         int64 [...] indices.
     """
     cdf = probs.double().cumsum(-1)
-    target = uniforms[..., None].double() * cdf[..., -1:]
-    return torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+    total = cdf[..., -1:]
+    # Rounding must not reach the total itself, past which only tokens of probability 0 may stand.
+    target = torch.minimum(uniforms[..., None].double() * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, target, right=True).squeeze(-1)
