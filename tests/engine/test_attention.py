@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -41,7 +43,7 @@ def test_steps_over_the_slab_equal_the_plain_model(kind: str) -> None:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**BASE, **EXTRA[kind]})
     plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    ours = AutoModelForCausalLM.from_config(config).eval()
+    ours = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     ours.load_state_dict(plain.state_dict())
     runner = Runner(ours, 2, 64)
     text = torch.randint(1, 97, (2, 40))
@@ -74,7 +76,7 @@ def test_one_row_steps_equal_the_plain_model(kind: str) -> None:
     torch.manual_seed(1)
     config = AutoConfig.for_model(kind, **{**BASE, **EXTRA[kind]})
     plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    ours = AutoModelForCausalLM.from_config(config).eval()
+    ours = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     ours.load_state_dict(plain.state_dict())
     runner = Runner(ours, 1, 64)
     text = torch.randint(1, 97, (1, 30))
