@@ -8,10 +8,10 @@ uniformly from the m that are left. With the shift log(m / |U|) on U's logits an
 
 has expectation Z for every fixed S and L. Both models get the same rows and the same shift. Then p^ and q^ are the same
 estimate of p and q: their log ratio on a row is the true one up to the two partition functions, a draft equal to its
-target has zero loss and zero gradient for every draw, and every loss stays finite (a target put to zero on U would make
-the reverse KL infinite). L is what keeps the variance low: where the target has much mass outside the shortlist it is
-nearly always on one token, the label it wrote; drawn by chance, such a row would be absent in most steps and count m/|U|
-times in the others.
+target has zero loss and zero gradient for every draw, and every loss stays finite (a target put to zero on U would
+make the reverse KL infinite). L is what keeps the variance low: where the target has much mass outside the shortlist
+it is nearly always on one token, the label it wrote; drawn by chance, such a row would be absent in most steps and
+count m / |U| times in the others.
 
 Measured on SmolLM2-135M's hidden states (code answers, 4,130-row shortlist with 8.5% of the target's mass outside it,
 1,024 drawn rows, forward KL), error of the mean gradient over 6 draws and spread of one draw, relative to the exact
