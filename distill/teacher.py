@@ -1,0 +1,269 @@
+"""The target's answers as training batches: token ids, supervised positions and the target's cached hidden states.
+
+The target's body is not needed in training: a shard keeps the final hidden state of every answer position, which its
+head turns into logits chunk by chunk (`distill.losses`). The states stay on disk and are mapped, not read.
+
+Which rows meet in which batch is a function of (seed, batch number) alone, so a run resumes anywhere without state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from distill.responses import ResponseRow, load_rows
+
+logger = logging.getLogger(__name__)
+
+# Batches' worth of shuffled rows that are sorted by length together: enough that a batch holds alike lengths, few
+# enough that batches differ between epochs.
+SORTED_BATCHES = 16
+
+
+class TeacherError(ValueError):
+    """Answers that cannot be trained on."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One answered prompt: `input_ids` [T], and for its last A positions `labels` [A] and `hidden_target` [A, H]."""
+
+    input_ids: Tensor
+    labels: Tensor
+    hidden_target: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples side by side, right-padded (a causal model needs no mask then).
+
+    Attributes:
+        input_ids: [B, T].
+        positions: (row, position) of each supervised position [N, 2]: rows in order, positions ascending.
+        labels: the token id that the target wrote next [N].
+        hidden_target: what the target's head multiplies there [N, H], as stored (bf16).
+        rows: index of each row in the dataset.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    labels: Tensor
+    hidden_target: Tensor
+    rows: tuple[int, ...]
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory; the data loader calls this."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(move(self.input_ids), move(self.positions), move(self.labels), move(self.hidden_target), self.rows)
+
+
+class ResponseDataset(Dataset[Example]):
+    """The rows of a responses folder that can be trained on, cut to `max_length` tokens of prompt and answer.
+
+    A row without an answer, or whose prompt leaves no room for one, is dropped and counted.
+
+    Args:
+        folder: The folder with manifest.json, rows-*.jsonl and hidden-*.safetensors.
+        max_length: Tokens of prompt and answer that are kept, >= 2.
+        domains: Keep only rows of these domains; None keeps all.
+
+    Attributes:
+        rows: The rows kept.
+        lengths: Input tokens of each.
+        num_supervised: Supervised positions of each.
+        num_dropped: {"empty": ..., "prompt_too_long": ...}; num_cut: answers that lost their end.
+
+    Raises:
+        TeacherError: When no row is left, or `max_length` is too small.
+    """
+
+    def __init__(self, folder: Path, max_length: int, domains: Sequence[str] | None = None) -> None:
+        if max_length < 2:
+            raise TeacherError(f"max_length {max_length}: must be >= 2, a prompt token and an answer token")
+        self.folder = Path(folder)
+        self.rows: list[ResponseRow] = []
+        self.lengths: list[int] = []
+        self.num_supervised: list[int] = []
+        self.num_dropped = {"empty": 0, "prompt_too_long": 0}
+        self.num_cut = 0
+        self._hidden: dict[int, Tensor] = {}
+        for row in load_rows(self.folder):
+            if domains is not None and row.domain not in domains:
+                continue
+            kept = min(len(row.answer_ids), max_length - len(row.prompt_ids))
+            if not row.answer_ids:
+                self.num_dropped["empty"] += 1
+            elif kept < 1 or not row.prompt_ids:
+                self.num_dropped["prompt_too_long"] += 1
+            else:
+                self.rows.append(row)
+                self.num_supervised.append(kept)
+                self.num_cut += kept < len(row.answer_ids)
+                # The last kept answer token predicts nothing that is supervised, so it is not fed.
+                self.lengths.append(len(row.prompt_ids) + kept - 1)
+        logger.info(
+            "%s: %d answers, %d supervised tokens; dropped %d empty, %d whose prompt fills max_length %d; %d cut there",
+            self.folder,
+            len(self.rows),
+            sum(self.num_supervised),
+            *self.num_dropped.values(),
+            max_length,
+            self.num_cut,
+        )
+        if not self.rows:
+            raise TeacherError(
+                f"{self.folder}: no answer to train on (dropped {self.num_dropped}, max_length {max_length}, "
+                f"domains {domains}); generate answers first, or raise distill.max_length"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Example:
+        row, kept = self.rows[index], self.num_supervised[index]
+        hidden = self._shard(row.shard)
+        if row.offset + len(row.answer_ids) > hidden.shape[0]:
+            raise TeacherError(
+                f"{self._path(row.shard)}: {hidden.shape[0]} hidden states, but row {row.id!r} lies at "
+                f"{row.offset}..{row.offset + len(row.answer_ids)}; the shard is cut, generate the answers again"
+            )
+        return Example(
+            torch.tensor(row.prompt_ids + row.answer_ids[: kept - 1]),
+            torch.tensor(row.answer_ids[:kept]),
+            hidden[row.offset : row.offset + kept],
+        )
+
+    def collate(self, indices: Sequence[int]) -> Batch:
+        """The batch of these rows; pad positions hold token 0 and are never supervised."""
+        examples = [self[index] for index in indices]
+        input_ids = torch.zeros(len(examples), max(len(e.input_ids) for e in examples), dtype=torch.long)
+        positions = []
+        for number, example in enumerate(examples):
+            length, answer = len(example.input_ids), len(example.labels)
+            input_ids[number, :length] = example.input_ids
+            column = torch.arange(length - answer, length)
+            positions.append(torch.stack([torch.full_like(column, number), column], dim=1))
+        return Batch(
+            input_ids,
+            torch.cat(positions),
+            torch.cat([e.labels for e in examples]),
+            torch.cat([e.hidden_target for e in examples]),
+            tuple(indices),
+        )
+
+    def _path(self, shard: int) -> Path:
+        return self.folder / f"hidden-{shard:05d}.safetensors"
+
+    def _shard(self, shard: int) -> Tensor:
+        if shard not in self._hidden:
+            try:
+                with safe_open(self._path(shard), framework="pt") as file:
+                    self._hidden[shard] = file.get_tensor("hidden")
+            except (SafetensorError, FileNotFoundError) as error:
+                raise TeacherError(f"{self._path(shard)}: {error}; generate the answers again") from error
+        return self._hidden[shard]
+
+    def __getstate__(self) -> dict[str, object]:
+        # A worker maps the files itself.
+        return {**self.__dict__, "_hidden": {}}
+
+
+class BatchPlan:
+    """Which rows form batch n, for n = 0, 1, 2, ... without end: shuffled by epoch, alike lengths together.
+
+    Every row is in exactly one batch of an epoch. A batch's padded size (rows times longest) is at most
+    `tokens_per_batch`, except that a row longer than that forms a batch of its own.
+
+    Args:
+        lengths: Input tokens of each row.
+        tokens_per_batch: Padded tokens of a batch.
+        seed: Of the shuffles.
+
+    Raises:
+        TeacherError: When there are no rows or the budget is below 1.
+    """
+
+    def __init__(self, lengths: Sequence[int], tokens_per_batch: int, seed: int) -> None:
+        if not lengths or tokens_per_batch < 1:
+            raise TeacherError(f"{len(lengths)} rows at {tokens_per_batch} tokens a batch: both must be >= 1")
+        self.lengths, self.tokens_per_batch, self.seed = lengths, tokens_per_batch, seed
+        self._ends = [0]
+        self._epoch: tuple[int, list[list[int]]] = (-1, [])
+
+    def epoch(self, number: int) -> list[list[int]]:
+        """The batches of one epoch, in order."""
+        if self._epoch[0] != number:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+            order = torch.randperm(len(self.lengths), generator=generator).tolist()
+            mean = sum(self.lengths) / len(self.lengths)
+            bucket = max(1, round(SORTED_BATCHES * self.tokens_per_batch / mean))
+            batches: list[list[int]] = []
+            for start in range(0, len(order), bucket):
+                batches += self._fill(sorted(order[start : start + bucket], key=self.lengths.__getitem__))
+            shuffle = torch.randperm(len(batches), generator=generator).tolist()
+            self._epoch = number, [batches[at] for at in shuffle]
+        return self._epoch[1]
+
+    def __getitem__(self, number: int) -> list[int]:
+        """Rows of the batch with this number, counted over all epochs."""
+        while self._ends[-1] <= number:
+            self._ends.append(self._ends[-1] + len(self.epoch(len(self._ends) - 1)))
+        epoch = next(e for e in range(len(self._ends) - 2, -1, -1) if self._ends[e] <= number)
+        return self.epoch(epoch)[number - self._ends[epoch]]
+
+    def _fill(self, rows: list[int]) -> list[list[int]]:
+        """Cuts rows of ascending length so that the last (the longest) of each batch keeps the budget."""
+        batches: list[list[int]] = [[]]
+        for row in rows:
+            if batches[-1] and (len(batches[-1]) + 1) * self.lengths[row] > self.tokens_per_batch:
+                batches.append([])
+            batches[-1].append(row)
+        return batches
+
+
+class Windows(IterableDataset[list[Batch]]):
+    """The micro-batches of each optimizer step, from `start_step` on, without end; for a loader with batch_size=None.
+
+    Args:
+        dataset: The answers.
+        plan: Which rows form which batch.
+        accumulate: Micro-batches a step on each rank.
+        start_step: Optimizer steps already taken.
+        rank: This process, in [0, num_ranks).
+        num_ranks: Processes that share each step; they get different batches of the same plan.
+    """
+
+    def __init__(
+        self,
+        dataset: ResponseDataset,
+        plan: BatchPlan,
+        accumulate: int = 1,
+        start_step: int = 0,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        assert 0 <= rank < num_ranks, (rank, num_ranks)
+        self.dataset, self.plan, self.accumulate, self.start_step = dataset, plan, accumulate, start_step
+        self.rank, self.num_ranks = rank, num_ranks
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        worker = torch.utils.data.get_worker_info()
+        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        step = self.start_step + first
+        while True:
+            start = (step * self.num_ranks + self.rank) * self.accumulate
+            yield [self.dataset.collate(self.plan[number]) for number in range(start, start + self.accumulate)]
+            step += stride
