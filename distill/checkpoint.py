@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.compat import config_for_v4, tokenizer_config_for_v4
 from distill.tokens import check_shared
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,6 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 # In a folder of its own: servers load every *.safetensors file that lies beside config.json.
 FACTORS = Path("low_rank_head") / "factors.safetensors"
-# transformers 5 writes its internal class name, which no 4.x release (and no server built on one) can import.
-_UNKNOWN_TO_V4 = {"TokenizersBackend", "SentencePieceBackend", "PythonBackend", ""}
 
 
 class BrokenDraft(ValueError):
@@ -99,9 +98,9 @@ def write_draft(
     try:
         exported.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        _write_json(staging / "config.json", _config_for_v4(_read_json(staging / "config.json")))
+        _write_json(staging / "config.json", config_for_v4(_read_json(staging / "config.json")))
         path = staging / "tokenizer_config.json"
-        _write_json(path, _tokenizer_config_for_v4(_read_json(path), tokenizer_class))
+        _write_json(path, tokenizer_config_for_v4(_read_json(path), tokenizer_class))
         if factors is not None:
             (staging / FACTORS).parent.mkdir()
             left, right = (value.detach().float().cpu().contiguous() for value in factors)
@@ -207,38 +206,6 @@ def _generation_config(config: PreTrainedConfig, eos_ids: Sequence[int]) -> Gene
     return GenerationConfig(
         do_sample=False, bos_token_id=config.bos_token_id, eos_token_id=eos, pad_token_id=config.pad_token_id
     )
-
-
-def _config_for_v4(config: dict[str, Any]) -> dict[str, Any]:
-    """Adds the names that transformers 4.x reads, which would otherwise fall back to its defaults with no error.
-
-    4.x knows `rope_theta`, `rope_scaling`, `rope_local_base_freq` and `torch_dtype`; 5.x writes `rope_parameters`
-    (one block, or one for each kind of layer) and `dtype`, and accepts both.
-    """
-    extra: dict[str, Any] = {"torch_dtype": config.get("dtype")}
-    rope = config.get("rope_parameters") or {}
-    if "full_attention" in rope:
-        if "sliding_attention" in rope:
-            extra["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
-        rope = rope["full_attention"]
-    if "rope_theta" in rope:
-        extra["rope_theta"] = rope["rope_theta"]
-        scaled = rope.get("rope_type", "default") != "default"
-        extra["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"} if scaled else None
-    return {**config, **extra}
-
-
-def _tokenizer_config_for_v4(config: dict[str, Any], source_class: str | None) -> dict[str, Any]:
-    """Names a tokenizer class that transformers 4.x can import, and its keys for added tokens."""
-    config = {key: value for key, value in config.items() if key not in ("backend", "is_local", "local_files_only")}
-    name = config.get("tokenizer_class") or ""
-    if name in _UNKNOWN_TO_V4:
-        known = source_class if source_class and source_class not in _UNKNOWN_TO_V4 else None
-        config["tokenizer_class"] = known or "PreTrainedTokenizerFast"
-    # 5.x writes a list where 4.x expects a mapping of names, and 4.x fails on it while loading.
-    if isinstance(config.get("extra_special_tokens"), list):
-        config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    return config
 
 
 def _replace_folder(staging: Path, folder: Path) -> None:
