@@ -1,0 +1,284 @@
+"""Rows -> cells: every metric of one (draft, k, domain, group, batch), as report.json holds it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from engine import costs as model
+from engine.costs import Costs
+from eval import stats
+from eval.records import ALL, BASELINE, LOOKUP, RequestRow
+from eval.speedup import OBJECTIVES, latency_speedup, pair, realised_frac
+
+Cell = dict[str, Any]
+# Below this many requests a 95th percentile is the largest value under another name.
+MIN_REQUESTS_P95 = 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the figures and the verdict depend on besides the rows.
+
+    Attributes:
+        objective: what the choice goes by, "latency@p50" or "latency@p95".
+        min_speedup: of the objective, for a go.
+        min_requests: fewer give "insufficient".
+        bootstrap: resamples.
+        seed: of the bootstrap.
+        domain: what the draft was trained on; "" when it is not known.
+
+    Raises:
+        ValueError: an unknown objective, or a number out of range.
+    """
+
+    objective: str = "latency@p50"
+    min_speedup: float = 1.05
+    min_requests: int = 5
+    bootstrap: int = 2000
+    seed: int = 0
+    domain: str = ""
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective is {self.objective!r}; allowed are {', '.join(OBJECTIVES)}")
+        if self.min_requests < 1 or self.bootstrap < 1 or not self.min_speedup > 0:
+            raise ValueError(
+                f"min_requests {self.min_requests}, bootstrap {self.bootstrap} and min_speedup {self.min_speedup} "
+                "must be above 0"
+            )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Settings:
+        """Takes what it knows out of a larger mapping."""
+        return cls(**{f.name: settings[f.name] for f in fields(cls) if f.name in settings})
+
+    @property
+    def needed(self) -> int:
+        """Requests below which the objective is not a number."""
+        return max(self.min_requests, MIN_REQUESTS_P95) if self.objective == "latency@p95" else self.min_requests
+
+
+def select(
+    rows: Iterable[RequestRow], domain: str = ALL, group: str = ALL, batch: int | None = None
+) -> list[RequestRow]:
+    """Rows of one domain, group and batch; "all" takes every one."""
+    return [
+        r for r in rows if domain in (ALL, r.domain) and group in (ALL, r.group) and (batch is None or r.batch == batch)
+    ]
+
+
+def build_cells(rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, settings: Settings) -> list[Cell]:
+    """All cells, the pooled ones (domain or group "all") included.
+
+    Args:
+        rows: measured rows of every arm.
+        plan: plan.json, for predictions and prefix KV; None without.
+        settings: of the report.
+
+    Returns:
+        cells in the order batch, group, domain, arm; the baseline is an arm.
+    """
+    domains = list(dict.fromkeys(r.domain for r in rows))
+    groups = list(dict.fromkeys(r.group for r in rows))
+    domains = domains + [ALL] * (len(domains) > 1)
+    groups = groups + [ALL] * (len(groups) > 1)
+    cells = []
+    for batch in sorted({r.batch for r in rows}):
+        for group in groups:
+            for domain in domains:
+                here = select(rows, domain, group, batch)
+                everywhere = [] if domain == ALL else select(rows, ALL, group, batch)
+                other = [r for r in everywhere if r.domain != domain]
+                cells += _cells_here(here, other, domain, group, plan, settings)
+    return cells
+
+
+def overall(cells: Sequence[Cell]) -> list[Cell]:
+    """The pooled cells at the smallest batch: what latency is judged by."""
+    if not cells:
+        return []
+    batch = min(c["batch"] for c in cells)
+    here = [c for c in cells if c["batch"] == batch]
+    domain = ALL if any(c["domain"] == ALL for c in here) else here[0]["domain"]
+    group = ALL if any(c["group"] == ALL for c in here) else here[0]["group"]
+    return [c for c in here if c["domain"] == domain and c["group"] == group]
+
+
+def _cells_here(
+    rows: list[RequestRow],
+    other: list[RequestRow],
+    domain: str,
+    group: str,
+    plan: Mapping[str, Any] | None,
+    settings: Settings,
+) -> list[Cell]:
+    """Cells of one domain, group and batch."""
+    arms: dict[str, list[RequestRow]] = {}
+    for row in rows:
+        arms.setdefault(row.arm, []).append(row)
+    baseline = arms.get(BASELINE, [])
+    made = []
+    for arm, mine in sorted(arms.items(), key=lambda item: (item[1][0].draft, item[1][0].k)):
+        fitted = stats.fit_costs(baseline, _ladder(rows, mine[0].draft), mine[0].draft) if mine[0].k else None
+        away = [r for r in other if r.arm == BASELINE]
+        moved = stats.fit_costs(away, _ladder(other, mine[0].draft), mine[0].draft) if mine[0].k else None
+        cell = {"arm": arm, "domain": domain, "group": group} | _cell(mine, baseline, fitted, plan, moved, settings)
+        made.append(cell)
+    return made
+
+
+def _ladder(rows: Iterable[RequestRow], draft: str) -> list[list[RequestRow]]:
+    """Rows of one draft, a list for each k."""
+    found: dict[int, list[RequestRow]] = {}
+    for row in rows:
+        if row.draft == draft and row.k:
+            found.setdefault(row.k, []).append(row)
+    return [found[k] for k in sorted(found)]
+
+
+def _cell(
+    rows: list[RequestRow],
+    baseline: list[RequestRow],
+    costs: Costs | None,
+    plan: Mapping[str, Any] | None,
+    moved: Costs | None,
+    settings: Settings,
+) -> Cell:
+    """Every metric of one arm in one place."""
+    one, pairs = rows[0], pair(baseline, rows)
+    speedup = latency_speedup(pairs, settings.objective, settings.bootstrap, settings.seed) if one.k else None
+    accepted = stats.acceptance(rows, settings.bootstrap, settings.seed)
+    share, closure = stats.shares(rows)
+    contexts = [r.context_tok for r in rows]
+    planned = model.costs_for(plan, one.draft, round(fmean(contexts)), one.batch) if plan and one.k else None
+    speed, base_speed = stats.tokens_per_s(rows), stats.tokens_per_s(baseline)
+    request = _mean_request(rows, baseline)
+    cell: Cell = {
+        "draft": one.draft,
+        "policy": f"chain, k = {one.k}" if one.k else "no speculation",
+        "k": one.k,
+        "batch": one.batch,
+        "device": one.device,
+        "dtype": one.dtype,
+        "temperature": sorted({r.temperature for r in rows}),
+        "context_tok": {"p50": float(np.median(contexts)), "max": max(contexts)},
+        "new_tok": {"p50": float(np.median([r.new_tok for r in rows])), "max": max(r.new_tok for r in rows)},
+        "num_requests": len(pairs) if one.k else len(stats.by_request(stats.bare(rows))),
+        "status": "ok",
+        **accepted,
+        "T_ms": stats.baseline_token_ms(baseline),
+        "t_ms": costs.t_ms if costs and one.draft != LOOKUP else None,
+        "t_eager_ms": _first(planned and planned.t_eager_ms, costs and costs.t_ms),
+        "t_graph_ms": planned.t_graph_ms if planned else None,
+        "V_ms": model.verify_ms(costs, one.k) if costs else None,
+        "costs": costs.to_json() if costs else None,
+        "share": _all_shares(rows, share, costs, planned),
+        "prefix_kv_spread_frac": _spread(planned),
+        "closure_frac": closure,
+        "clocks_differ_frac": stats.clocks_differ_frac(rows),
+        "noise_frac": stats.noise_frac(rows),
+        "latency_speedup": speedup,
+        "slower_frac": speedup["slower_frac"] if speedup else None,
+        "throughput_tok_s": speed,
+        "throughput_speedup": speed / base_speed if speed and base_speed and one.k else None,
+        "same_text_frac": fmean(p.same_text for p in pairs) if pairs and one.k else None,
+        "bandwidth_frac": planned.bandwidth_frac if planned else None,
+        "request": request,
+        "pairs": [asdict(p) for p in pairs] if one.k else [],
+        **stats.timing(rows),
+        **_limits(one, costs, request, speedup),
+        **_prediction(one.k, planned, moved, accepted, request, speedup),
+    }
+    cell["waterfall"] = _waterfall(cell, costs, rows)
+    return cell if cell["num_requests"] >= settings.min_requests else _insufficient(cell)
+
+
+def _mean_request(rows: Sequence[RequestRow], baseline: Sequence[RequestRow]) -> dict[str, float]:
+    """The cell's mean request, for the model: prefills in ms and answer length in tokens."""
+    return {
+        "prefill_ms": fmean(r.prefill_ms for r in baseline or rows),
+        "draft_prefill_ms": fmean(r.draft_prefill_ms for r in rows),
+        "new_tok": max(1, round(fmean(r.new_tok for r in rows))),
+    }
+
+
+def _first(*values: Any) -> Any:
+    return next((v for v in values if v is not None), None)
+
+
+def _limits(one: RequestRow, costs: Costs | None, request: Cell, speedup: Cell | None) -> Cell:
+    """s, ceiling, realised part and break-even acceptance, from this cell's own costs."""
+    if costs is None:
+        return {"s": None, "ceiling": None, "realised_frac": None, "alpha_break_even": None}
+    top = model.ceiling(costs, request["prefill_ms"], request["new_tok"])
+    even = model.break_even_alpha(costs, one.k, **request) if one.draft != LOOKUP else None
+    return {
+        "s": top.s,
+        "ceiling": top.speedup,
+        "realised_frac": realised_frac(speedup["total"], top.speedup) if speedup else None,
+        # In the measure of the pooled alpha, accepted over proposed, so that the two can be subtracted.
+        "alpha_break_even": (model.tau(even, one.k) - 1) / one.k if even is not None else None,
+    }
+
+
+def _prediction(
+    k: int, planned: Costs | None, moved: Costs | None, accepted: Cell, request: Cell, speedup: Cell | None
+) -> Cell:
+    """What costs measured elsewhere (the plan, else the other domains) say, with this cell's acceptance."""
+    costs = planned or moved
+    positions = [p["c"] for p in accepted["accept_by_position"] if p["c"] is not None]
+    if costs is None or costs.draft == LOOKUP or not positions or not speedup or k > max(costs.V_ms):
+        return {"predicted_speedup": None, "predicted_from": None, "prediction_error_frac": None}
+    predicted = model.predicted_speedup(costs, k, positions, **request)
+    return {
+        "predicted_speedup": predicted,
+        "predicted_from": "plan" if planned else "other domains",
+        "prediction_error_frac": predicted / speedup["total"] - 1,
+    }
+
+
+def _all_shares(
+    rows: Sequence[RequestRow], share: dict[str, float] | None, costs: Costs | None, planned: Costs | None
+) -> dict[str, float | None] | None:
+    """Phase shares with the two cross-cuts, prefix KV (inside verify) and waste, which are not added to them."""
+    if share is None:
+        return None
+    wall = sum(r.wall_ms for r in rows)
+    wasted = stats.waste_ms(rows, costs) if rows[0].k else None
+    prefix = None
+    if planned and planned.prefix_kv_ms:
+        prefix = median(planned.prefix_kv_ms.values()) * sum(len(r.cycles) for r in rows) / wall
+    return {**share, "prefix_kv": prefix, "waste": wasted / wall if wasted is not None else None}
+
+
+def _spread(planned: Costs | None) -> float | None:
+    """How far the estimates of prefix KV time lie apart: (max - min) / median."""
+    values = list((planned.prefix_kv_ms or {}).values()) if planned else []
+    return (max(values) - min(values)) / median(values) if len(values) > 1 and median(values) > 0 else None
+
+
+def _waterfall(cell: Cell, costs: Costs | None, rows: Sequence[RequestRow]) -> list[dict[str, Any]]:
+    """tau down to the end-to-end speedup of all requests together; empty where a part is missing."""
+    share, plain = cell["share"], stats.bare(rows)
+    num = sum(len(r.cycles) for r in plain)
+    if not (costs and share and cell["tau"] and cell["latency_speedup"] and num):
+        return []
+    cycle = sum(r.wall_ms for r in plain) / num
+    verify, draft, sampling, host = (share[name] * cycle for name in ("verify", "draft", "sampling", "host"))
+    total = cell["latency_speedup"]["total"]
+    steps = model.waterfall(cell["tau"], costs.T_ms, verify, draft, sampling, host, total)
+    return [asdict(step) for step in steps]
+
+
+def _insufficient(cell: Cell) -> Cell:
+    """Keeps the counts and the load; no figure that a handful of requests can not carry."""
+    kept = ("draft", "policy", "k", "batch", "device", "dtype", "temperature", "context_tok", "new_tok", "num_requests")
+    counts = ("num_cycles", "num_cut", "num_plain", "drafted", "accepted", "request")
+    empty: Cell = {"accept_by_position": [], "histogram": [], "pairs": [], "waterfall": []}
+    blank = {name: None for name in cell} | empty
+    return blank | {name: cell[name] for name in kept + counts} | {"status": "insufficient"}

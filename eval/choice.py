@@ -1,0 +1,205 @@
+"""Which draft and settings to ship: by end-to-end time, never by acceptance. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from eval.bootstrap import Floats, interval, resamples
+from eval.cells import Cell, Settings, overall
+from eval.records import BASELINE, LOOKUP
+from eval.speedup import objective_values
+
+# Arms whose objective is within this of the best are a tie.
+TIE_FRAC = 0.005
+TIE_RULE = (
+    f"arms within {TIE_FRAC:.1%} of the best are tied; of these the lowest p95 end-to-end time wins, then the fewest "
+    "parameters read per drafted token, then the smaller k, then the name"
+)
+RANK_KEYS = {
+    "latency@p50": "median over requests of paired end-to-end speedup",
+    "latency@p95": "p95 end-to-end time of the baseline over that of the arm",
+}
+# An arm with fewer of the requests than this part of the most measured one was dropped early and can not be chosen.
+MIN_COVER_FRAC = 0.5
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An arm as the choice sees it.
+
+    Attributes:
+        value, low, high: the objective and its 95% interval.
+        e2e_p95_ms: p95 over requests of end-to-end time.
+        size: parameters read per drafted token; 0 for look-up and the baseline.
+        alpha, tau: acceptance, shown and never ranked by.
+    """
+
+    arm: str
+    draft: str
+    k: int
+    value: float
+    e2e_p95_ms: float
+    size: int = 0
+    low: float | None = None
+    high: float | None = None
+    alpha: float | None = None
+    tau: float | None = None
+
+
+def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Best first, by the objective; ties by TIE_RULE.
+
+    Args:
+        candidates: the baseline (value 1) among them.
+
+    Returns:
+        all of them; only the first is decided by the tie rule, the rest follow by value.
+    """
+    if not candidates:
+        return []
+    best = max(c.value for c in candidates)
+    tied = [c for c in candidates if c.value >= best * (1 - TIE_FRAC)]
+    first = min(tied, key=lambda c: (c.e2e_p95_ms, c.size, c.k, c.arm))
+    rest = [c for c in candidates if c is not first]
+    return [first, *sorted(rest, key=lambda c: (-c.value, c.e2e_p95_ms, c.size, c.k, c.arm))]
+
+
+def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The choice over all domains, what each domain alone would choose, and what was given up.
+
+    Args:
+        cells: of `build_cells`.
+        settings: of the report.
+        sizes: parameters read per drafted token, by draft.
+
+    Returns:
+        `choice` of report.json. Its arm is None when too few requests were measured.
+    """
+    pool = [c for c in overall(cells) if c["k"] and c["status"] == "ok"]
+    choice: dict[str, Any] = {
+        "objective": settings.objective,
+        "rank_key": RANK_KEYS[settings.objective],
+        "tie_rule": TIE_RULE,
+        "arm": None,
+        "draft": None,
+        "policy": None,
+        "k": None,
+        "value": None,
+        "regret": None,
+        "held_out": None,
+        "ranking": [],
+        "acceptance_best": None,
+        "longest_accepted": None,
+        "by_domain": {},
+        "left_out": [],
+    }
+    most = max((c["num_requests"] for c in pool), default=0)
+    kept = [c for c in pool if c["num_requests"] >= MIN_COVER_FRAC * most]
+    choice["left_out"] = [c["arm"] for c in overall(cells) if c["k"] and c not in kept]
+    base, gains = _common(kept)
+    if not kept or base.size < settings.needed:
+        return choice
+    ranking = rank(_candidates(kept, base, gains, settings, sizes))
+    chosen = ranking[0]
+    arms = [c["arm"] for c in kept]
+    regret, held_out = _regret(base, gains, arms, chosen.arm, settings)
+    found = next((c for c in kept if c["arm"] == chosen.arm), None)
+    drafts = [c for c in ranking if c.draft and c.draft != LOOKUP]
+    return choice | {
+        "arm": chosen.arm,
+        "draft": chosen.draft,
+        "policy": found["policy"] if found else "no speculation",
+        "k": chosen.k,
+        "value": chosen.value,
+        "num_requests": int(base.size),
+        "regret": regret,
+        "held_out": held_out,
+        "ranking": [asdict(c) for c in ranking],
+        "acceptance_best": _best_draft(drafts, chosen.k),
+        "longest_accepted": asdict(max(drafts, key=lambda c: c.tau or 0)) if drafts else None,
+        "by_domain": _by_domain(cells, kept[0], chosen.arm, settings, sizes),
+    }
+
+
+def _common(cells: Sequence[Cell]) -> tuple[Floats, Floats]:
+    """Baseline times [R] and speedups [arms, R] over the requests that all arms answered."""
+    if not cells:
+        return np.empty(0), np.empty((0, 0))
+    tables = [{p["request_id"]: p for p in c["pairs"]} for c in cells]
+    ids = [i for i in tables[0] if all(i in t for t in tables)]
+    base = np.array([tables[0][i]["base_ms"] for i in ids])
+    return base, np.array([[t[i]["speedup"] for i in ids] for t in tables])
+
+
+def _candidates(
+    cells: Sequence[Cell], base: Floats, gains: Floats, settings: Settings, sizes: Mapping[str, int]
+) -> list[Candidate]:
+    """Every arm on the common requests, the baseline included."""
+    index = resamples(base.size, settings.bootstrap, settings.seed)
+    found = [Candidate(BASELINE, "", 0, 1.0, float(np.percentile(base, 95)), 0, 1.0, 1.0)]
+    for cell, gain in zip(cells, gains):
+        value = float(objective_values(base, gain, settings.objective))
+        low, high = interval(objective_values(base[index], gain[index], settings.objective))
+        slow = float(np.percentile(base / gain, 95))
+        size = sizes.get(cell["draft"], 0)
+        alpha, tau = cell["alpha"], cell["tau"]
+        found.append(Candidate(cell["arm"], cell["draft"], cell["k"], value, slow, size, low, high, alpha, tau))
+    return found
+
+
+def _regret(
+    base: Floats, gains: Floats, arms: Sequence[str], chosen: str, settings: Settings
+) -> tuple[float, float | None]:
+    """Expected loss of the choice, and what choosing is worth on requests it did not see.
+
+    Regret: mean over resamples of 1 - value(chosen) / value(best there). Held out: the best arm of each resample,
+    valued on the requests that were not drawn; the largest of many noisy values flatters itself, this does not.
+    """
+    every = np.vstack([np.ones_like(base), gains])
+    at = 0 if chosen == BASELINE else 1 + arms.index(chosen)
+    index = resamples(base.size, settings.bootstrap, settings.seed)
+    values = np.array([objective_values(base[index], gain[index], settings.objective) for gain in every])
+    regret = float((1 - values[at] / values.max(0)).mean())
+    outside = []
+    for row, best in zip(index[:400], values.argmax(0)):
+        unseen = np.setdiff1d(np.arange(base.size), row)
+        if unseen.size >= 3:
+            outside.append(float(objective_values(base[unseen], every[best][unseen], settings.objective)))
+    return regret, float(np.mean(outside)) if outside else None
+
+
+def _best_draft(drafts: Sequence[Candidate], k: int) -> dict[str, Any] | None:
+    """The draft with the highest acceptance, compared at the chosen k (or the nearest that each has)."""
+    nearest: dict[str, Candidate] = {}
+    for c in sorted(drafts, key=lambda c: (abs(c.k - k), c.k)):
+        nearest.setdefault(c.draft, c)
+    return asdict(max(nearest.values(), key=lambda c: c.alpha or 0)) if nearest else None
+
+
+def _by_domain(
+    cells: Sequence[Cell], like: Cell, chosen: str, settings: Settings, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """What each domain alone would choose, and what the common choice loses there."""
+    result = {}
+    here = [c for c in cells if c["batch"] == like["batch"] and c["group"] == like["group"] and c["k"]]
+    for domain in dict.fromkeys(c["domain"] for c in here):
+        mine = [c for c in here if c["domain"] == domain and c["status"] == "ok"]
+        base, gains = _common(mine)
+        if domain == like["domain"] or base.size < settings.min_requests:
+            continue
+        ranking = rank(_candidates(mine, base, gains, settings, sizes))
+        common = next((c for c in ranking if c.arm == chosen), ranking[0])
+        result[domain] = {
+            "arm": ranking[0].arm,
+            "draft": ranking[0].draft,
+            "k": ranking[0].k,
+            "value": ranking[0].value,
+            "chosen_value": common.value,
+            "regret": max(0.0, 1 - common.value / ranking[0].value),
+            "num_requests": int(base.size),
+        }
+    return result

@@ -1,0 +1,282 @@
+"""One row per request, arm, repeat and clock: the only thing that measuring hands to the statistics. No torch.
+
+`measured` is the one place where warm-up and failed rows leave; `counted` the one where cut cycles do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+BASELINE = "baseline"
+LOOKUP = "lookup"
+ALL = "all"
+PHASES = ("draft", "verify", "sampling", "host")
+CLOCKS = ("bare", "phased")
+# What each field may hold in JSON; a whole number is also a good float.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "str | None": (str, type(None)),
+    "float | None": (float, int, type(None)),
+    "dict[str, float] | None": (dict, type(None)),
+    "tuple[Cycle, ...]": (list, tuple),
+}
+
+
+class RowError(ValueError):
+    """A row, or a file of rows, that can not be trusted."""
+
+
+class Cycle(NamedTuple):
+    """One propose-verify-accept round.
+
+    Attributes:
+        proposed, accepted: tokens.
+        emitted: tokens committed; accepted + 1 unless the end of the answer cut the block.
+        cut: end-of-sequence or the length limit cut this cycle.
+    """
+
+    proposed: int
+    accepted: int
+    emitted: int
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """What one request took under one arm.
+
+    Attributes:
+        request_id, domain, group: the request; group is its context class ("short", "medium", ...).
+        arm: "baseline", "draft:NAME@kN" or "lookup@kN" (see `arm_name`).
+        draft: draft name, "lookup", or "" for the baseline.
+        k: proposals a cycle; 0 is the baseline.
+        batch: rows decoded together.
+        context_tok, new_tok: prompt tokens; answer tokens, the first of which the prefill gave.
+        repeat, order: which repeat; running number in the run.
+        clock: "bare" rows give totals, "phased" rows give shares.
+        warmup: excluded from every figure.
+        error: None, or why there is no result; the times are then 0.
+        finish: "eos" or "length"; "" on error.
+        cycles: every round, those cut at the end included.
+        wall_ms: decoding alone, without prefills.
+        prefill_ms, draft_prefill_ms: of the target and of the draft (0 when there is none).
+        phases_ms: draft, verify, sampling, host of the decoding; None under the bare clock.
+        waste_ms: rejection waste if it was measured; else it is computed from the plan's costs.
+        ttft_ms: request to first token.
+        tokens_sha: hash of the answer's ids, so that arms can be compared token by token.
+        device, dtype, temperature, seed: what it ran on and with.
+        start_s: when decoding was asked for, seconds on one clock for the run.
+
+    Raises:
+        RowError: a field that contradicts another, named with the request and arm.
+    """
+
+    request_id: str
+    domain: str
+    group: str
+    arm: str
+    draft: str
+    k: int
+    batch: int
+    context_tok: int
+    new_tok: int
+    repeat: int
+    clock: str
+    warmup: bool
+    error: str | None
+    finish: str
+    cycles: tuple[Cycle, ...]
+    wall_ms: float
+    prefill_ms: float
+    draft_prefill_ms: float
+    phases_ms: dict[str, float] | None
+    waste_ms: float | None
+    ttft_ms: float
+    tokens_sha: str
+    device: str
+    dtype: str
+    temperature: float
+    seed: int
+    start_s: float
+    order: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, allowed = getattr(self, field.name), _TYPES[str(field.type)]
+            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+                raise RowError(f"{self._where()}: {field.name} is {value!r}; it must be {field.type}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise RowError(f"{self._where()}: {field.name} is {value}; it must be finite")
+        object.__setattr__(self, "cycles", tuple(Cycle(*cycle) for cycle in self.cycles))
+        self._check()
+
+    def _where(self) -> str:
+        return f"request {self.request_id!r}, arm {self.arm!r}, repeat {self.repeat}"
+
+    def _check(self) -> None:
+        """Fields that must agree with one another."""
+        faults = []
+        if ALL in (self.domain, self.group):
+            faults.append(f"domain is {self.domain!r}, group {self.group!r}; {ALL!r} is kept for the pooled figures")
+        if self.clock not in CLOCKS:
+            faults.append(f"clock is {self.clock!r}; allowed are {', '.join(CLOCKS)}")
+        if not 0 <= self.k <= 16:
+            faults.append(f"k is {self.k}; allowed are 0..16")
+        if (self.arm == BASELINE) != (self.k == 0):
+            faults.append(f"k is {self.k} but the arm is {self.arm!r}; k = 0 is the baseline, and only it")
+        if self.batch < 1:
+            faults.append(f"batch is {self.batch}; it must be at least 1")
+        if self.error is None:
+            if min(self.wall_ms, self.prefill_ms, self.draft_prefill_ms, self.ttft_ms) < 0:
+                faults.append("a time is negative")
+            if self.new_tok > 1 and self.wall_ms == 0:
+                faults.append(f"wall_ms is 0 for {self.new_tok} tokens")
+            if (self.clock == "phased") != (self.phases_ms is not None):
+                faults.append("a phased row, and only one, has phases_ms")
+            if self.phases_ms is not None and set(self.phases_ms) != set(PHASES):
+                faults.append(f"phases_ms has {sorted(self.phases_ms)}; it must have {', '.join(PHASES)}")
+            emitted = 1 + sum(c.emitted for c in self.cycles)
+            if emitted != self.new_tok:
+                faults.append(f"the prefill and the cycles emitted {emitted} tokens but new_tok is {self.new_tok}")
+        for c in self.cycles:
+            if not 0 <= c.accepted <= c.proposed <= self.k:
+                faults.append(f"a cycle accepted {c.accepted} of {c.proposed} with k = {self.k}")
+            if not c.cut and c.emitted != c.accepted + 1:
+                faults.append(f"a whole cycle accepted {c.accepted} but emitted {c.emitted}")
+        if faults:
+            raise RowError(f"{self._where()}: {'; '.join(faults)}")
+
+    @property
+    def e2e_ms(self) -> float:
+        """Whole request: both prefills and decoding."""
+        return self.prefill_ms + self.draft_prefill_ms + self.wall_ms
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Decode time a token after the first; None for a single token."""
+        return self.wall_ms / (self.new_tok - 1) if self.new_tok > 1 else None
+
+
+def arm_name(draft: str, k: int) -> str:
+    """Names an arm: "baseline", "lookup@k4", "draft:code@k3".
+
+    Args:
+        draft: draft name, "lookup", or "" for none.
+        k: proposals a cycle.
+    """
+    if k == 0:
+        return BASELINE
+    return f"{LOOKUP}@k{k}" if draft == LOOKUP else f"draft:{draft}@k{k}"
+
+
+def measured(rows: Iterable[RequestRow]) -> list[RequestRow]:
+    """The rows that figures are made of: neither warm-up nor error."""
+    return [r for r in rows if not r.warmup and r.error is None]
+
+
+def errors(rows: Iterable[RequestRow]) -> list[dict[str, Any]]:
+    """Failed rows, counted and named by arm and reason, warm-up included (a warm-up that fails is a fault too)."""
+    failed = [r for r in rows if r.error is not None]
+    counts = Counter((r.arm, str(r.error)) for r in failed)
+    first: dict[tuple[str, str], str] = {}
+    for r in failed:
+        first.setdefault((r.arm, str(r.error)), r.request_id)
+    return [
+        {"arm": arm, "error": error, "num_rows": n, "first_request": first[(arm, error)]}
+        for (arm, error), n in sorted(counts.items())
+    ]
+
+
+def counted(row: RequestRow) -> list[Cycle]:
+    """Cycles that count for acceptance: not cut by end-of-sequence and not shortened by the length limit.
+
+    A cycle near the limit proposes only what there is room for. It is told by its size: fewer than k proposals, exactly
+    as many as the room left.
+    """
+    kept, before = [], 1
+    for c in row.cycles:
+        room = row.new_tok - before - 1
+        shortened = row.finish == "length" and c.proposed < row.k and c.proposed == room
+        if not c.cut and not shortened:
+            kept.append(c)
+        before += c.emitted
+    return kept
+
+
+def append_rows(path: str | Path, rows: Iterable[RequestRow]) -> None:
+    """Appends rows to a JSONL file; a new file first gets the line that names the format.
+
+    What a killed run left half-written at the end is cut off first, so that the file stays readable.
+
+    Args:
+        path: requests.jsonl of an evaluation.
+        rows: any number.
+    """
+    path = Path(path)
+    with path.open("ab+") as raw:
+        raw.seek(0)
+        raw.truncate(raw.read().rfind(b"\n") + 1)
+    with path.open("a", encoding="utf-8") as file:
+        if path.stat().st_size == 0:
+            file.write(json.dumps({"format": FORMAT, "holds": "request rows"}) + "\n")
+        for row in rows:
+            file.write(json.dumps(asdict(row), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_rows(path: str | Path) -> list[RequestRow]:
+    """Reads a file of rows; a last line that a killed run left half-written is dropped with a warning.
+
+    Args:
+        path: requests.jsonl of an evaluation.
+
+    Returns:
+        rows in the order of the file.
+
+    Raises:
+        RowError: file, line and what is wrong with it.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    lines = text.split("\n")
+    if lines[-1]:
+        log.warning("%s: line %d was left half-written and is dropped", path, len(lines))
+    whole = lines[:-1]
+    if not whole:
+        raise RowError(f"{path}: no whole line; expected the format line and rows")
+    head = _parse(path, 1, whole[0])
+    if head.get("format") != FORMAT:
+        raise RowError(f"{path}, line 1: format is {head.get('format')!r}; this version reads format {FORMAT}")
+    known = {f.name for f in fields(RequestRow)}
+    rows = []
+    for number, line in enumerate(whole[1:], start=2):
+        data = _parse(path, number, line)
+        if set(data) != known:
+            unknown, missing = sorted(set(data) - known), sorted(known - set(data))
+            raise RowError(f"{path}, line {number}: unknown fields {unknown}, missing {missing}")
+        try:
+            rows.append(RequestRow(**data))
+        except (RowError, TypeError) as fault:
+            raise RowError(f"{path}, line {number}: {fault}") from fault
+    return rows
+
+
+def _parse(path: str | Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except json.JSONDecodeError as fault:
+        raise RowError(f"{path}, line {number}: not JSON ({fault.msg} at column {fault.colno})") from fault
+    if not isinstance(data, dict):
+        raise RowError(f"{path}, line {number}: a {type(data).__name__}; each line holds one object")
+    return data

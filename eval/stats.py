@@ -1,0 +1,243 @@
+"""Rows -> acceptance, times, shares and costs as docs/metrics.md defines them, one function each. No torch.
+
+Every function takes rows that `records.measured` let through, of one arm (or a baseline and one arm) in one cell.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from engine.costs import Costs, verify_ms
+from engine.fit import fit_draft
+from eval.bootstrap import ratio_interval
+from eval.records import LOOKUP, PHASES, RequestRow, counted
+
+
+def by_request(rows: Sequence[RequestRow]) -> dict[str, list[RequestRow]]:
+    """Rows of each request, requests in order of first appearance."""
+    found: dict[str, list[RequestRow]] = defaultdict(list)
+    for row in rows:
+        found[row.request_id].append(row)
+    return dict(found)
+
+
+def bare(rows: Sequence[RequestRow]) -> list[RequestRow]:
+    """Rows whose totals count."""
+    return [r for r in rows if r.clock == "bare"]
+
+
+def phased(rows: Sequence[RequestRow]) -> list[RequestRow]:
+    """Rows whose shares count."""
+    return [r for r in rows if r.clock == "phased"]
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """p50 and p95; None without values."""
+    if not values:
+        return None
+    p50, p95 = np.percentile(values, [50, 95])
+    return {"p50": float(p50), "p95": float(p95)}
+
+
+def acceptance(rows: Sequence[RequestRow], times: int = 2000, seed: int = 0) -> dict[str, Any]:
+    """alpha, tau, their interval, acceptance by position and the histogram of accepted tokens.
+
+    Repeats that went the same way count once. Rows that proposed nothing (the baseline, a run that died early) give
+    None, never 0 or 1.
+
+    Args:
+        rows: of one arm.
+        times, seed: of the bootstrap over requests.
+
+    Returns:
+        alpha = sum a / sum k; tau = sum n / cycles; tau_per_request (mean of each request's tau);
+        mean_accepted (tau without the correction or bonus token); tau_ci; accept_by_position with A_j and c_j;
+        histogram[a] = cycles that accepted a; num_cycles, num_cut, num_plain (proposed nothing), drafted, accepted.
+    """
+    distinct = {(r.request_id, r.cycles): r for r in rows}.values()
+    per_request: dict[str, list[Any]] = defaultdict(list)
+    num_all = 0
+    for row in distinct:
+        per_request[row.request_id].extend(counted(row))
+        num_all += len(row.cycles)
+    cycles = [c for found in per_request.values() for c in found]
+    drafted, accepted = sum(c.proposed for c in cycles), sum(c.accepted for c in cycles)
+    result: dict[str, Any] = {
+        "alpha": None,
+        "tau": None,
+        "tau_ci": None,
+        "tau_per_request": None,
+        "mean_accepted": None,
+        "accept_by_position": [],
+        "histogram": [],
+        "num_cycles": len(cycles),
+        "num_cut": num_all - len(cycles),
+        "num_plain": sum(c.proposed == 0 for c in cycles),
+        "drafted": drafted,
+        "accepted": accepted,
+    }
+    if not drafted:
+        return result
+    longest = max(c.proposed for c in cycles)
+    emitted = [sum(c.emitted for c in found) for found in per_request.values() if found]
+    counts = [len(found) for found in per_request.values() if found]
+    ci = ratio_interval(emitted, counts, times, seed)
+    return result | {
+        "alpha": accepted / drafted,
+        "tau": sum(emitted) / sum(counts),
+        "tau_ci": list(ci) if ci else None,
+        "tau_per_request": fmean(e / c for e, c in zip(emitted, counts)),
+        "mean_accepted": accepted / len(cycles),
+        "accept_by_position": _by_position(cycles, longest),
+        "histogram": [sum(c.accepted == a for c in cycles) for a in range(longest + 1)],
+    }
+
+
+def _by_position(cycles: Sequence[Any], longest: int) -> list[dict[str, Any]]:
+    """A_j = P(first j accepted) and c_j = A_j / A_(j-1), over cycles that proposed at least j."""
+    positions = []
+    for j in range(1, longest + 1):
+        long_enough = [c for c in cycles if c.proposed >= j]
+        reached = sum(c.accepted >= j - 1 for c in long_enough)
+        passed = sum(c.accepted >= j for c in long_enough)
+        positions.append(
+            {"j": j, "A": passed / len(long_enough), "c": passed / reached if reached else None, "num": reached}
+        )
+    return positions
+
+
+def baseline_token_ms(rows: Sequence[RequestRow]) -> float | None:
+    """T: decode time a token of the baseline's bare rows."""
+    tokens = sum(r.new_tok - 1 for r in bare(rows))
+    return sum(r.wall_ms for r in bare(rows)) / tokens if tokens else None
+
+
+def timing(rows: Sequence[RequestRow]) -> dict[str, dict[str, float] | None]:
+    """TTFT, TPOT and end-to-end time at p50 and p95, over bare rows."""
+    kept = bare(rows)
+    return {
+        "ttft_ms": percentiles([r.ttft_ms for r in kept]),
+        "tpot_ms": percentiles([r.tpot_ms for r in kept if r.tpot_ms is not None]),
+        "e2e_ms": percentiles([r.e2e_ms for r in kept]),
+    }
+
+
+def tokens_per_s(rows: Sequence[RequestRow]) -> float | None:
+    """Answer tokens a second while the arm was running, over bare rows.
+
+    At batch 1 the time is the sum of the requests'; above, the length of the union of their spans.
+    """
+    kept = bare(rows)
+    if not kept:
+        return None
+    if kept[0].batch == 1:
+        busy_ms = sum(r.e2e_ms for r in kept)
+    else:
+        busy_ms, until = 0.0, float("-inf")
+        for start, end in sorted((r.start_s * 1e3, r.start_s * 1e3 + r.e2e_ms) for r in kept):
+            busy_ms += max(0.0, end - max(start, until))
+            until = max(until, end)
+    return 1e3 * sum(r.new_tok for r in kept) / busy_ms if busy_ms else None
+
+
+def shares(rows: Sequence[RequestRow]) -> tuple[dict[str, float] | None, float | None]:
+    """share_x = sum X / sum W over phased rows, and the closure error |W - (D + V + S + H)| / W.
+
+    Returns:
+        shares of draft, verify, sampling and host, and the closure error; None, None without phased rows.
+    """
+    kept = [r for r in phased(rows) if r.phases_ms is not None and r.wall_ms > 0]
+    wall = sum(r.wall_ms for r in kept)
+    if not wall:
+        return None, None
+    share = {name: sum((r.phases_ms or {})[name] for r in kept) / wall for name in PHASES}
+    return share, abs(1.0 - sum(share.values()))
+
+
+def clocks_differ_frac(rows: Sequence[RequestRow]) -> float | None:
+    """|phased - bare| / bare of the decode time of the requests that have both; above 2% the shares are unreliable."""
+    ratios = []
+    for found in by_request(rows).values():
+        plain, timed = [r.wall_ms for r in bare(found)], [r.wall_ms for r in phased(found)]
+        if plain and timed and min(plain) > 0:
+            ratios.append(fmean(timed) / fmean(plain))
+    return abs(float(np.median(ratios)) - 1.0) if ratios else None
+
+
+def noise_frac(rows: Sequence[RequestRow]) -> float | None:
+    """How far repeats of one baseline request lie apart: median of (max - min) / mean over requests; None without."""
+    spreads = []
+    for found in by_request(bare(rows)).values():
+        walls = [r.wall_ms for r in found]
+        if len(walls) > 1 and fmean(walls) > 0:
+            spreads.append((max(walls) - min(walls)) / fmean(walls))
+    return float(np.median(spreads)) if spreads else None
+
+
+def fit_costs(baseline: Sequence[RequestRow], arms: Sequence[Sequence[RequestRow]], draft: str = "") -> Costs | None:
+    """The cost model from measured rows: T, V(k), D(k) = d0 + k*t, S and H of one draft at all its k.
+
+    Phase times are shares of the bare decode time, so that what is computed from them agrees with the bare totals.
+
+    Args:
+        baseline: rows of k = 0.
+        arms: rows of each k of this draft.
+        draft: its name.
+
+    Returns:
+        costs, or None without a baseline or phased rows.
+    """
+    T, first = baseline_token_ms(baseline), next((r for rows in arms for r in rows), None)
+    verify: dict[int, float] = {}
+    drafting: dict[int, float] = {}
+    rest: dict[str, list[float]] = {"sampling": [], "host": []}
+    for rows in arms:
+        share, _ = shares(rows)
+        num = sum(len(r.cycles) for r in bare(rows))
+        proposed = sum(c.proposed for r in bare(rows) for c in r.cycles)
+        if share is None or not num:
+            continue
+        cycle = sum(r.wall_ms for r in bare(rows)) / num
+        verify[rows[0].k] = share["verify"] * cycle
+        # Cycles near the length limit draft less than k; D is of a whole one.
+        whole = rows[0].k * num / proposed if proposed and draft != LOOKUP else 1.0
+        drafting[rows[0].k] = share["draft"] * cycle * whole
+        for name, found in rest.items():
+            found.append(share[name] * cycle)
+    if T is None or first is None or not verify:
+        return None
+    base_share, _ = shares(baseline)
+    if base_share is not None and base_share["verify"] > 0:
+        verify[0] = base_share["verify"] * T
+    d0, t = fit_draft(drafting)
+    context = round(fmean(r.context_tok for rows in arms for r in rows))
+    S, H = max(0.0, fmean(rest["sampling"])), max(0.0, fmean(rest["host"]))
+    return Costs(T, verify, t, d0, S, H, context, first.batch, first.device, draft)
+
+
+def waste_ms(rows: Sequence[RequestRow], costs: Costs | None) -> float | None:
+    """R: sum of (k_i - a_i)*t + V(k_i) - V(a_i); a row's own measured waste comes first.
+
+    Args:
+        rows: of one arm.
+        costs: measured costs of its draft, or None.
+
+    Returns:
+        milliseconds over all rows; None when it is neither measured nor computable.
+    """
+    total = 0.0
+    for row in rows:
+        if row.waste_ms is not None:
+            total += row.waste_ms
+            continue
+        if costs is None:
+            return None
+        for c in row.cycles:
+            extra = verify_ms(costs, c.proposed) - verify_ms(costs, c.accepted)
+            total += (c.proposed - c.accepted) * costs.t_ms + max(0.0, extra)
+    return total
