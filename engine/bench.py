@@ -82,38 +82,75 @@ def cycle_times(
 
 
 def measure_costs(
-    target: Runner, draft: Runner, ks: Sequence[int], context: int, batch: int = 1, rounds: int = 9
-) -> Costs:
-    """Costs of speculation on this device for one pair, one context and one batch.
+    target: Runner,
+    draft: Runner,
+    ks: Sequence[int],
+    contexts: Sequence[int],
+    batch: int = 1,
+    rounds: int = 9,
+    name: str = "",
+) -> list[Costs]:
+    """Costs of speculation on this device for one pair: one entry a context.
 
     Args:
-        target, draft: runners whose slabs hold the rows.
+        target, draft: runners whose slabs hold `batch` rows of the longest context and 200 tokens more.
         ks: draft lengths to measure; 0 is added, and V between measured ks is interpolated.
-        context, batch: the load.
-        rounds: cycles for each k.
+        contexts: tokens of each row.
+        batch: rows.
+        rounds: cycles for each k and context.
+        name: the draft's name in the plan.
 
     Returns:
-        T, V(k) at each k up to the largest, the draft line d0 + k*t (least squares), sampling and host medians.
+        T, V(k) up to the largest k, the draft line d0 + k*t (least squares), sampling and host medians, three estimates
+        of the prefix KV's part of a verify pass, and the share of the copy bandwidth that a single step reaches.
     """
     ks = sorted({0, *ks})
-    times = cycle_times(target, ModelDrafter(draft), ks, context, batch, rounds)
-    t_ms, d0_ms = line([(k, times[k]["draft"]) for k in ks if k])
-    with_draft = [times[k] for k in ks if k]
-    return Costs(
-        T_ms=times[0]["wall"],
-        V_ms={k: interpolate(k, {j: times[j]["verify"] for j in ks}) for k in range(ks[-1] + 1)},
-        t_ms=t_ms,
-        d0_ms=d0_ms,
-        S_ms=statistics.median(row["sampling"] for row in with_draft),
-        H_ms=statistics.median(row["host"] for row in with_draft),
-        context=context,
-        batch=batch,
-        device=str(target.device),
-    )
+    drafter = ModelDrafter(draft)
+    bandwidth = copy_bandwidth(target.device)
+    near_zero = 16
+    table = {c: cycle_times(target, drafter, ks, c, batch, rounds) for c in sorted({near_zero, *contexts})}
+    slope = _context_slope([(k, c, times[k]["verify"]) for c, times in table.items() for k in ks], batch)
+    found = []
+    for context in contexts:
+        times = table[context]
+        t_ms, d0_ms = line([(k, times[k]["draft"]) for k in ks if k])
+        kv_bytes = kv_bytes_per_token(target.config, target.dtype) * context * batch
+        drafting = [times[k] for k in ks if k] or [times[0]]
+        found.append(
+            Costs(
+                T_ms=times[0]["wall"],
+                V_ms={k: interpolate(k, {j: times[j]["verify"] for j in ks}) for k in range(ks[-1] + 1)},
+                t_ms=t_ms,
+                d0_ms=d0_ms,
+                S_ms=statistics.median(row["sampling"] for row in drafting),
+                H_ms=statistics.median(row["host"] for row in drafting),
+                context=context,
+                batch=batch,
+                device=str(target.device),
+                draft=name,
+                t_eager_ms=t_ms,
+                prefix_kv_ms={
+                    "fit": max(0.0, slope * context * batch),
+                    "difference": statistics.median(times[k]["verify"] - table[near_zero][k]["verify"] for k in ks),
+                    "bandwidth": 1e3 * kv_bytes / bandwidth,
+                },
+                bandwidth_frac=(target.weight_bytes + kv_bytes) / (times[0]["verify"] / 1e3) / bandwidth,
+            )
+        )
+    return found
+
+
+def _context_slope(points: Sequence[tuple[int, int, float]], batch: int) -> float:
+    """c2 of V = c0 + c1*B*(k+1) + c2*sum(ctx), by least squares; milliseconds per token of context."""
+    rows = torch.tensor([[1.0, batch * (k + 1.0), float(batch * c)] for k, c, _ in points], dtype=torch.float64)
+    times = torch.tensor([[v] for _, _, v in points], dtype=torch.float64)
+    return float(torch.linalg.lstsq(rows, times).solution[2])
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Least-squares (slope, intercept); one point is a line through the origin, a negative intercept is set to 0."""
+    """Least-squares (slope, intercept); one point gives a line through the origin, as does a negative intercept."""
+    if not points:
+        return 0.0, 0.0
     if len(points) == 1:
         return points[0][1] / points[0][0], 0.0
     mean_x, mean_y = (statistics.mean(values) for values in zip(*points, strict=True))
@@ -130,20 +167,3 @@ def interpolate(x: int, table: dict[int, float]) -> float:
         return table[x]
     low, high = max(k for k in table if k < x), min(k for k in table if k > x)
     return table[low] + (table[high] - table[low]) * (x - low) / (high - low)
-
-
-def prefix_kv(target: Runner, context: int, verify_ms: float, verify_short_ms: float, bandwidth: float) -> dict:
-    """Two estimates of the time a verify pass spends on the prefix KV, in milliseconds.
-
-    Args:
-        target: its config gives the bytes.
-        context: prefix tokens.
-        verify_ms: V at this context.
-        verify_short_ms: V at a context near 0.
-        bandwidth: measured copy bandwidth, bytes per second.
-
-    Returns:
-        {"difference_ms", "bandwidth_ms"}; the third estimate is the fit's slope times the context.
-    """
-    nbytes = kv_bytes_per_token(target.config, target.dtype) * context
-    return {"difference_ms": verify_ms - verify_short_ms, "bandwidth_ms": 1e3 * nbytes / bandwidth}

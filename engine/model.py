@@ -54,6 +54,10 @@ class Runner:
         elif vocab is not None and vocab < self._head.shape[0]:
             self._head = self._head[:vocab]
             self._bias = None if self._bias is None else self._bias[:vocab]
+        # Read once a step; the embedding is a look-up.
+        embedding = model.get_input_embeddings().weight
+        body = sum(w.numel() for w in self._body.parameters() if w is not embedding)
+        self.weight_bytes = (body + self._head.numel()) * self._head.element_size()
         self.slab = Slab.for_model(self.config, batch, capacity, self.dtype, self.device)
 
     @property
