@@ -1,0 +1,216 @@
+"""Prompts of a domain, from the bundled generators or the user's own files: read, checked, de-duplicated, sampled."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import logging
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from distill.bundled import bundled_prompts
+from distill.fields import BUNDLED_DOMAINS, sources
+from distill.prompt import Prompt
+from distill.readers import Row, TrafficError, read_rows
+from distill.schema import Traffic
+
+__all__ = ["Prompt", "TrafficError", "load_prompts"]
+
+log = logging.getLogger(__name__)
+
+Split = Literal["train", "heldout"]
+ROLES = ("system", "user", "assistant")
+FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+MIN_FENCE = 80  # characters; a shorter code block may well stand in two unrelated prompts
+
+
+def load_prompts(traffic: Traffic, split: Split, seed: int, domains: Sequence[str] | None = None) -> list[Prompt]:
+    """Reads the prompts of one split, without duplicates, and samples as many as the recipe asks for.
+
+    The sample depends on the seed and the prompts' text alone, not on the order of files or rows. A training prompt
+    that is also held out (the same text, or the same block of code under another instruction) is left out.
+
+    Args:
+        traffic: the recipe's stage.
+        split: "train" gives up to num_train prompts of traffic.domain (of all domains when that is "mixed"); "heldout"
+            gives up to num_heldout prompts for each domain.
+        seed: of the sample.
+        domains: held-out domains wanted; None is all there are. Ignored for "train", where the recipe names the domain.
+
+    Returns:
+        Prompts in random order; held-out ones grouped by domain.
+
+    Raises:
+        TrafficError: a file that is missing or broken, with line and column; or no prompt left.
+    """
+    counts: Counter[str] = Counter()
+    if split == "train":
+        wanted = None if traffic.domain == "mixed" else (traffic.domain,)
+        held_out = {key for prompt in _prompts(traffic, "heldout", wanted, Counter()) for key in _keys(prompt)}
+        prompts = _prompts(traffic, split, wanted, counts)
+        chosen = _sample(_distinct(prompts, held_out, counts), traffic.num_train, seed)
+        _report(split, counts, len(chosen), traffic.num_train)
+        _require(bool(chosen), traffic, split, counts)
+        return _unique_ids(chosen)
+    by_domain: dict[str, list[Prompt]] = {}
+    for prompt in _distinct(_prompts(traffic, split, domains, counts), set(), counts):
+        by_domain.setdefault(prompt.domain, []).append(prompt)
+    for domain in sorted(set(domains or ()) - by_domain.keys()):
+        log.warning("no held-out prompt of domain %s; there are %s", domain, ", ".join(sorted(by_domain)) or "none")
+    order = list(domains) if domains is not None else sorted(by_domain)
+    chosen = []
+    for domain in order:
+        sample = _sample(by_domain.get(domain, ()), traffic.num_heldout, seed)
+        _report(f"{split} {domain}", counts, len(sample), traffic.num_heldout)
+        chosen += sample
+    _require(bool(chosen), traffic, split, counts)
+    return _unique_ids(chosen)
+
+
+def _prompts(traffic: Traffic, split: Split, domains: Sequence[str] | None, counts: Counter[str]) -> Iterator[Prompt]:
+    """All prompts of the split that belong to `domains` (None is every domain); counts what is left out."""
+    hub_split = traffic.split_train if split == "train" else traffic.split_heldout
+    for source in sources(traffic.train if split == "train" else traffic.heldout):
+        if source == "bundled":
+            for domain in BUNDLED_DOMAINS:
+                if domains is None or domain in domains:
+                    for prompt in bundled_prompts(domain, split):
+                        counts["read"] += 1
+                        yield prompt
+            continue
+        for row in read_rows(source, hub_split, traffic, counts):
+            counts["read"] += 1
+            try:
+                prompt = _prompt(row, traffic)
+            except TrafficError:
+                if traffic.on_bad_line == "refuse":
+                    raise
+                counts["bad row"] += 1
+                continue
+            counts[f"domain {prompt.domain}"] += 1
+            if domains is not None and prompt.domain not in domains:
+                counts["other domain"] += 1
+            else:
+                yield prompt
+
+
+def _prompt(row: Row, traffic: Traffic) -> Prompt:
+    """Checks one row; an assistant's turn at its end becomes the reference."""
+    messages = row.values.get(traffic.messages_column)
+    text = row.values.get(traffic.prompt_column)
+    reference = _text(row, traffic.response_column)
+    if messages is not None:
+        turns = _turns(row, traffic.messages_column, messages)
+        if turns[-1]["role"] == "assistant":
+            *turns, last = turns
+            reference = last["content"] if reference is None else reference
+        column = traffic.messages_column
+    elif text is not None:
+        turns = [{"role": "user", "content": _text(row, traffic.prompt_column) or ""}]
+        column = traffic.prompt_column
+    else:
+        raise TrafficError(
+            f"{row.place}: neither column {traffic.messages_column!r} nor {traffic.prompt_column!r} has a value; "
+            f"the row has {', '.join(map(repr, row.values)) or 'no column'}. Name yours: traffic.prompt_column=NAME"
+        )
+    if not turns or turns[-1]["role"] != "user":
+        raise TrafficError(f"{row.place}, column {column!r}: there is no user's turn to answer at the end")
+    if not turns[-1]["content"].strip():
+        raise TrafficError(f"{row.place}, column {column!r}: the prompt is empty")
+    return Prompt(
+        id=str(row.values.get("id") or row.name),
+        domain=_text(row, "domain") or traffic.domain,
+        messages=tuple(turns),
+        reference=reference,
+        source=_text(row, "source") or row.file,
+    )
+
+
+def _turns(row: Row, column: str, messages: object) -> list[dict[str, str]]:
+    where = f"{row.place}, column {column!r}"
+    if not isinstance(messages, list) or not messages:
+        raise TrafficError(f"{where}: is {type(messages).__name__}, must be a list of messages with role and content")
+    turns = []
+    for number, message in enumerate(messages):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if role not in ROLES:
+            raise TrafficError(f"{where}, message {number}: role {role!r}; allowed are {', '.join(ROLES)}")
+        if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+            content = "".join(str(part["text"]) for part in content)
+        if not isinstance(content, str):
+            raise TrafficError(f"{where}, message {number}: content is {type(content).__name__}, must be text")
+        turns.append({"role": role, "content": content})
+    return turns
+
+
+def _text(row: Row, column: str) -> str | None:
+    value = row.values.get(column)
+    if value is not None and not isinstance(value, str):
+        raise TrafficError(f"{row.place}, column {column!r}: is {type(value).__name__}, must be text")
+    return value
+
+
+def _distinct(prompts: Iterable[Prompt], held_out: set[bytes], counts: Counter[str]) -> Iterator[Prompt]:
+    seen: set[bytes] = set()
+    for prompt in prompts:
+        whole, *blocks = _keys(prompt)
+        if whole in seen:
+            counts["duplicate"] += 1
+        elif held_out.intersection((whole, *blocks)):
+            counts["also held out"] += 1
+        else:
+            seen.add(whole)
+            yield prompt
+
+
+def _keys(prompt: Prompt) -> list[bytes]:
+    """Hashes of the normalised text (system turns left out) and of each longer block of code in it."""
+    text = "\n".join(turn["content"] for turn in prompt.messages if turn["role"] != "system")
+    blocks = [block for block in FENCE.findall(text) if len(block) >= MIN_FENCE]
+    return [_hash(_normal(part)) for part in (text, *blocks)]
+
+
+def _normal(text: str) -> str:
+    # Punctuation stays: 3 + 4 and 3 - 4 are two problems.
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _sample(prompts: Iterable[Prompt], count: int, seed: int) -> list[Prompt]:
+    """The `count` prompts with the smallest keyed hash: a seeded sample that holds no more than it returns."""
+    return heapq.nsmallest(count, prompts, key=lambda prompt: (_hash(f"{seed}\0{prompt.messages}"), prompt.id))
+
+
+def _unique_ids(prompts: list[Prompt]) -> list[Prompt]:
+    seen: Counter[str] = Counter()
+    unique = []
+    for prompt in prompts:
+        seen[prompt.id] += 1
+        again = seen[prompt.id]
+        unique.append(prompt if again == 1 else replace(prompt, id=f"{prompt.id}~{again}"))
+    return unique
+
+
+def _report(what: str, counts: Counter[str], taken: int, asked: int) -> None:
+    left_out = [f"{counts[name]} {name}" for name in ("other domain", "bad row", "duplicate", "also held out")]
+    log.info("%s prompts: %d read, %s, %d taken", what, counts["read"], ", ".join(left_out), taken)
+    if taken < asked:
+        log.warning("%s: %d prompts asked for, only %d there", what, asked, taken)
+
+
+def _require(found: bool, traffic: Traffic, split: Split, counts: Counter[str]) -> None:
+    if found:
+        return
+    domains = sorted(name.removeprefix("domain ") for name in counts if name.startswith("domain "))
+    raise TrafficError(
+        f"traffic.{split}: no prompt left of {counts['read']} rows ({counts['other domain']} of another domain, "
+        f"{counts['duplicate']} duplicates, {counts['also held out']} also held out, {counts['bad row']} bad); "
+        f"domains found: {', '.join(domains) or 'none'}. Set traffic.domain (train) or eval.domains (held-out) to one"
+    )
