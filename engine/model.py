@@ -101,6 +101,7 @@ class Runner:
         """Token ids of head columns."""
         return column if self.shortlist is None else self.shortlist[column]
 
+    @torch.inference_mode()
     def _run(self, ids: Tensor, window: Window) -> Tensor:
         out = self._body(input_ids=ids, position_ids=window.positions, use_cache=False, window=window)
         return out.last_hidden_state

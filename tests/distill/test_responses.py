@@ -1,0 +1,158 @@
+"""The target's answers: what is written, what the hidden states mean, resumption, loops."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distill.recipe import Responses
+from distill.responses import ResponsesError, load_rows, loops, write_responses
+from distill.traffic import Prompt
+from tests.conftest import make_target, make_tokenizer
+
+EOS = (1, 4)
+DOMAINS = ("code", "qa", "math")
+
+
+def prompts(num: int = 12) -> list[Prompt]:
+    texts = ["add two numbers", "the capital of France", "if a train travels sixty miles"]
+    return [
+        Prompt(
+            f"p{i}",
+            ("code", "qa", "math")[i % 3],
+            ({"role": "user", "content": f"{texts[i % 3]} {i}"},),
+            f"ref {i}",
+            "t",
+        )
+        for i in range(num)
+    ]
+
+
+def write(folder: Path, num: int = 12, source: str = "target", **changes: Any) -> dict[str, Any]:
+    stage = Responses(
+        **{
+            "max_new_tok": 20,
+            "batch_size": 4,
+            "shard_rows": 5,
+            "temperatures": (0.0, 0.9),
+            "source": source,
+            "loop_repeats": 0,
+            **changes,
+        }
+    )
+    return write_responses(folder, make_target(), make_tokenizer(), prompts(num), stage, 3, EOS, "hash", 200)
+
+
+@pytest.mark.parametrize("source", ["target", "reference"])
+def test_hidden_states_predict_the_answers(tmp_path: Path, source: str) -> None:
+    """Entry j of a row is the state whose head output gives answer token j (float32 model, bf16 on disk)."""
+    manifest = write(tmp_path, source=source)
+    assert manifest["complete"] and manifest["answered"] == 12
+    assert [s["rows"] for s in manifest["shards"]] == [5, 5, 2]
+    plain = make_target()
+    head = plain.get_output_embeddings().weight
+    rows = load_rows(tmp_path)
+    assert {r.id for r in rows} == {f"p{i}" for i in range(12)}
+    for row in rows:
+        hidden = load_file(tmp_path / f"hidden-{row.shard:05d}.safetensors")["hidden"]
+        mine = hidden[row.offset : row.offset + len(row.answer_ids)].float()
+        with torch.no_grad():
+            ids = torch.tensor([row.prompt_ids + row.answer_ids])
+            want = plain.model(ids).last_hidden_state[0, len(row.prompt_ids) - 1 : -1]
+        assert torch.allclose(mine, want, atol=0.03, rtol=0.02)
+        if source == "target" and row.temperature == 0:
+            logits = want @ head.T
+            assert logits.argmax(-1).tolist() == row.answer_ids
+        assert (row.finish == "eos") == (row.answer_ids[-1] in EOS)
+    if source == "target":
+        assert {r.temperature for r in rows} == {0.0, 0.9}
+
+
+def test_an_interrupted_generation_resumes_and_gives_the_same_answers(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    write(whole)
+    write(cut)
+    manifest = json.loads((cut / "manifest.json").read_text())
+    # As a kill after the first shard leaves it: the manifest names one shard, files of another lie about.
+    manifest["shards"], manifest["complete"] = manifest["shards"][:1], False
+    (cut / "manifest.json").write_text(json.dumps(manifest))
+    again = write(cut)
+    assert again["complete"] and again["answered"] == 12
+    assert {r.id: r.answer_ids for r in load_rows(cut)} == {r.id: r.answer_ids for r in load_rows(whole)}
+    assert len(load_rows(cut)) == 12
+
+
+def test_a_finished_folder_is_left_alone(tmp_path: Path) -> None:
+    write(tmp_path)
+    before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*-0*")}
+    write(tmp_path)
+    assert {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*-0*")} == before
+
+
+@pytest.mark.parametrize("change", [{"temperatures": (0.5,)}, {"max_new_tok": 21}, {"top_p": 0.9}])
+def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, Any]) -> None:
+    write(tmp_path)
+    with pytest.raises(ResponsesError, match=f"other settings:\n  {next(iter(change))}: "):
+        write(tmp_path, **change)
+
+
+def test_another_batch_size_may_go_on(tmp_path: Path) -> None:
+    """How many rows run together is no property of the answers."""
+    write(tmp_path)
+    assert write(tmp_path, batch_size=2)["answered"] == 12
+
+
+def test_prompts_that_are_too_long_are_counted_and_nothing_left_is_an_error(tmp_path: Path) -> None:
+    stage = Responses(max_new_tok=4, batch_size=4)
+    with pytest.raises(ResponsesError, match=r"3 are over traffic\.max_prompt_tok = 2"):
+        write_responses(tmp_path, make_target(), make_tokenizer(), prompts(3), stage, 0, EOS, "hash", 2)
+
+
+def test_a_cut_shard_is_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "rows-00001.jsonl"
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(ResponsesError, match=r"rows-00001\.jsonl:5 is no response row"):
+        load_rows(tmp_path)
+    path.unlink()
+    with pytest.raises(ResponsesError, match=r"rows-00001\.jsonl is missing"):
+        load_rows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "repeats", "found"),
+    [
+        ([1, 2, 3] * 8, 4, True),
+        ([1, 2, 3] * 7 + [1, 2], 4, False),  # 23 tokens of repetition
+        ([9] * 23, 4, False),
+        ([9] * 24, 4, True),
+        (list(range(12)) * 4, 4, True),
+        (list(range(12)) * 3, 4, False),
+        ([1, 2, 3] * 8, 0, False),
+        ([1, 2, 3] * 8 + [4], 4, False),
+        ([], 4, False),
+    ],
+)
+def test_loops(tokens: list[int], repeats: int, found: bool) -> None:
+    assert loops(tokens, repeats) is found
+
+
+def test_a_loop_ends_the_answer(tmp_path: Path) -> None:
+    """A target that only repeats its last token: each answer stops once that is a loop, and says so."""
+    target = make_target()
+    with torch.no_grad():
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    stage = Responses(max_new_tok=100, batch_size=4, temperatures=(0.0,), loop_repeats=4)
+    manifest = write_responses(tmp_path, target, make_tokenizer(), prompts(6), stage, 0, (1,), "hash", 200)
+    rows = load_rows(tmp_path)
+    assert [s["looped"] for s in manifest["shards"]] == [6]
+    for row in rows:
+        assert row.finish == "loop" and len(row.answer_ids) <= 25
+        assert loops(row.answer_ids, 4) and not loops(row.answer_ids[:-1], 4)
