@@ -171,9 +171,10 @@ def _cell(
         "num_requests": len(pairs) if one.k else len(stats.by_request(stats.bare(rows))),
         "status": "ok",
         **accepted,
-        "T_ms": stats.baseline_token_ms(baseline),
+        "T_ms": stats.token_ms(baseline),
+        "decode_ms_per_tok": stats.token_ms(rows),
         "t_ms": costs.t_ms if costs and one.draft != LOOKUP else None,
-        "t_eager_ms": _first(planned and planned.t_eager_ms, costs and costs.t_ms),
+        "t_eager_ms": _eager(one, planned, costs),
         "t_graph_ms": planned.t_graph_ms if planned else None,
         "V_ms": model.verify_ms(costs, one.k) if costs else None,
         "costs": costs.to_json() if costs else None,
@@ -207,8 +208,12 @@ def _mean_request(rows: Sequence[RequestRow], baseline: Sequence[RequestRow]) ->
     }
 
 
-def _first(*values: Any) -> Any:
-    return next((v for v in values if v is not None), None)
+def _eager(one: RequestRow, planned: Costs | None, costs: Costs | None) -> float | None:
+    """Draft time a token in eager mode: from the plan, else from the rows where nothing was captured."""
+    if planned and planned.t_eager_ms is not None:
+        return planned.t_eager_ms
+    captured = planned is not None and planned.t_graph_ms is not None
+    return costs.t_ms if costs and one.draft != LOOKUP and not captured else None
 
 
 def _limits(one: RequestRow, costs: Costs | None, request: Cell, speedup: Cell | None) -> Cell:

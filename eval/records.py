@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -188,15 +187,23 @@ def measured(rows: Iterable[RequestRow]) -> list[RequestRow]:
 
 
 def errors(rows: Iterable[RequestRow]) -> list[dict[str, Any]]:
-    """Failed rows, counted and named by arm and reason, warm-up included (a warm-up that fails is a fault too)."""
-    failed = [r for r in rows if r.error is not None]
-    counts = Counter((r.arm, str(r.error)) for r in failed)
-    first: dict[tuple[str, str], str] = {}
-    for r in failed:
-        first.setdefault((r.arm, str(r.error)), r.request_id)
+    """Failed rows, counted and named by reason, warm-up included (a warm-up that fails is a fault too).
+
+    Returns:
+        for each reason: error, num_rows, and the requests and arms that it struck.
+    """
+    found: dict[str, list[RequestRow]] = {}
+    for r in rows:
+        if r.error is not None:
+            found.setdefault(r.error, []).append(r)
     return [
-        {"arm": arm, "error": error, "num_rows": n, "first_request": first[(arm, error)]}
-        for (arm, error), n in sorted(counts.items())
+        {
+            "error": error,
+            "num_rows": len(failed),
+            "requests": list(dict.fromkeys(r.request_id for r in failed)),
+            "arms": list(dict.fromkeys(r.arm for r in failed)),
+        }
+        for error, failed in found.items()
     ]
 
 

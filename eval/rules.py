@@ -24,6 +24,7 @@ class Facts:
         lookup: objective of the best look-up arm; None when none was measured.
         value, low: objective of the arm under judgement and its interval's low end.
         num_errors: failed rows.
+        domain_regret: the most that the common choice loses in any domain against that domain's best arm.
         costs: of the arm, for "what if"; None for look-up, whose proposals the model does not describe.
     """
 
@@ -35,6 +36,7 @@ class Facts:
     value: float | None = None
     low: float | None = None
     num_errors: int = 0
+    domain_regret: float | None = None
     costs: Costs | None = None
 
     def share(self, name: str) -> float | None:
@@ -113,6 +115,10 @@ def _domain_gain(facts: Facts) -> float | None:
     return _gain(there, accept=positions(trained))
 
 
+def _own_choice(facts: Facts) -> float | None:
+    return 1 / (1 - facts.domain_regret) - 1 if facts.domain_regret is not None else None
+
+
 def _margin(facts: Facts) -> float | None:
     alpha, needed = facts.cell["alpha"], facts.cell["alpha_break_even"]
     return alpha - needed if alpha is not None and needed is not None else None
@@ -182,7 +188,7 @@ RULES: tuple[Rule, ...] = (
     Rule("end-to-end speedup by the objective", lambda f: f.value, ">=", "min_speedup",
          "serve without speculation; the causes are named below", decides=True, unit="x"),
     Rule("low end of its 95% interval, against no speculation", lambda f: f.low, ">=", 1.0,
-         "the gain may be noise: measure more requests before shipping", decides=True, unit="x"),
+         "not surely faster: measure more requests, or serve without speculation", decides=True, unit="x"),
     Rule("draft against prompt look-up", lambda f: f.value / f.lookup if f.lookup and f.value else None, ">=", 1.0,
          "serve prompt look-up instead: it needs no training and no memory", decides=True, unit="x"),
     Rule("same text as the baseline (greedy, float32)", _exact, ">=", 1.0,
@@ -193,7 +199,7 @@ RULES: tuple[Rule, ...] = (
     Rule("speedup if every token were accepted at this draft's cost", _perfect, ">=", "min_speedup",
          "no acceptance can pay for this draft: make it smaller or faster", _cheaper(draft=0.5), unit="x"),
     Rule("acceptance above break-even", _margin, ">=", 0.0,
-         "retrain on this traffic, or do not speculate here", _more_accepted(0.1), unit=""),
+         "retrain on this traffic, or do not speculate (gain for +0.10 acceptance)", _more_accepted(0.1), unit=""),
     Rule("acceptance of the first proposed token", _first, ">=", 0.40,
          "retrain on this domain's traffic (gain for +0.10 acceptance)", _more_accepted(0.1), unit=""),
     Rule("draft share of time", lambda f: f.share("draft"), "<=", 0.25,
@@ -213,6 +219,8 @@ RULES: tuple[Rule, ...] = (
          "switch speculation off at this load"),
     Rule("acceptance lost from the training domain to the worst", _domain_gap, "<=", 0.15,
          "a draft for each domain (gain there at the training domain's acceptance)", _domain_gain, unit=""),
+    Rule("speed lost in a domain by one choice for all", lambda f: f.domain_regret, "<=", 0.05,
+         "choose for each domain: the table of domains names its best arm (gain there)", _own_choice),
     Rule("requests made slower", _of_cell("slower_frac"), "<=", 0.10,
          "a smaller k, or switch off for such requests (per-request figure shows which)", _best_k),
     Rule("p95 end-to-end time, baseline over speculation", _tail, ">=", 1.0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import numpy as np
@@ -111,19 +111,23 @@ def _by_position(cycles: Sequence[Any], longest: int) -> list[dict[str, Any]]:
     return positions
 
 
-def baseline_token_ms(rows: Sequence[RequestRow]) -> float | None:
-    """T: decode time a token of the baseline's bare rows."""
+def token_ms(rows: Sequence[RequestRow]) -> float | None:
+    """Decode time a token over bare rows; of the baseline it is T."""
     tokens = sum(r.new_tok - 1 for r in bare(rows))
     return sum(r.wall_ms for r in bare(rows)) / tokens if tokens else None
 
 
 def timing(rows: Sequence[RequestRow]) -> dict[str, dict[str, float] | None]:
-    """TTFT, TPOT and end-to-end time at p50 and p95, over bare rows."""
-    kept = bare(rows)
+    """TTFT, TPOT and end-to-end time at p50 and p95 over requests, each the geometric mean of its bare repeats."""
+    found = by_request(bare(rows)).values()
+
+    def over(times: Sequence[Sequence[float]]) -> dict[str, float] | None:
+        return percentiles([geometric_mean(repeats) for repeats in times if repeats and min(repeats) > 0])
+
     return {
-        "ttft_ms": percentiles([r.ttft_ms for r in kept]),
-        "tpot_ms": percentiles([r.tpot_ms for r in kept if r.tpot_ms is not None]),
-        "e2e_ms": percentiles([r.e2e_ms for r in kept]),
+        "ttft_ms": over([[r.ttft_ms for r in repeats] for repeats in found]),
+        "tpot_ms": over([[r.tpot_ms for r in repeats if r.tpot_ms is not None] for repeats in found]),
+        "e2e_ms": over([[r.e2e_ms for r in repeats] for repeats in found]),
     }
 
 
@@ -192,7 +196,7 @@ def fit_costs(baseline: Sequence[RequestRow], arms: Sequence[Sequence[RequestRow
     Returns:
         costs, or None without a baseline or phased rows.
     """
-    T, first = baseline_token_ms(baseline), next((r for rows in arms for r in rows), None)
+    T, first = token_ms(baseline), next((r for rows in arms for r in rows), None)
     verify: dict[int, float] = {}
     drafting: dict[int, float] = {}
     rest: dict[str, list[float]] = {"sampling": [], "host": []}

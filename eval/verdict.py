@@ -42,6 +42,7 @@ def decide(cells: Sequence[Cell], choice: Mapping[str, Any], settings: Settings,
         judged["value"],
         judged["low"],
         num_errors,
+        max((d["regret"] for d in choice["by_domain"].values()), default=None),
         Costs.from_json(cell["costs"]) if cell["costs"] and cell["draft"] != LOOKUP else None,
     )
     reasons = [r for r in (_apply(rule, facts) for rule in RULES) if r and (r["decides"] or not r["passed"])]
@@ -127,8 +128,14 @@ def _insufficient(pool: Sequence[Cell], baseline: Cell | None, settings: Setting
 def _headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], settings: Settings) -> str:
     """One sentence with the figure that decided."""
     name = "prompt look-up" if judged["draft"] == LOOKUP else f"draft {judged['draft']}"
-    interval = f"{judged['value']:.2f}x (95% interval {judged['low']:.2f} to {judged['high']:.2f})"
-    what = f"{name} at k = {judged['k']}: {interval} by {settings.objective}"
+    gained = {
+        "latency@p50": "the median request is {:.2f}x faster",
+        "latency@p95": "the p95 request time is {:.2f}x shorter",
+    }[settings.objective]
+    if judged["value"] < 1:
+        gained = "it is slower than no speculation, {:.2f}x"
+    interval = f"95% interval {judged['low']:.2f} to {judged['high']:.2f}"
+    what = f"{name} at k = {judged['k']}: {gained.format(judged['value'])} ({interval})"
     if go:
         return f"Speculate with {what}."
     best = choice["ranking"][0]

@@ -1,0 +1,192 @@
+"""Parts of a report that several outputs show: the judged arm, its domains, the bars. Reads report.json's dict only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eval import show
+from eval.cells import Cell, overall
+from eval.records import ALL, LOOKUP, PHASES
+
+Report = Mapping[str, Any]
+
+
+def words(draft: str) -> str:
+    """A draft's name for people."""
+    return "prompt look-up" if draft == LOOKUP else draft
+
+
+def arm_label(cell: Mapping[str, Any]) -> str:
+    """An arm in words: "code-5pct, k = 3"."""
+    if not cell["k"]:
+        return "no speculation"
+    return f"{words(cell['draft'])}, k = {cell['k']}"
+
+
+def draft_names(report: Report) -> list[str]:
+    """Drafts that were measured, look-up last."""
+    names = {c["draft"] for c in report["cells"] if c["k"]}
+    return sorted(names, key=lambda name: (name == LOOKUP, name))
+
+
+def overall_cells(report: Report) -> list[Cell]:
+    """The pooled cells, the baseline first."""
+    return sorted(overall(report["cells"]), key=lambda c: (c["k"] > 0, c["draft"], c["k"]))
+
+
+def judged_cell(report: Report) -> Cell | None:
+    """The arm that the verdict is about, over all requests."""
+    return next((c for c in overall_cells(report) if c["arm"] == report["verdict"]["arm"]), None)
+
+
+def baseline_cell(report: Report) -> Cell | None:
+    """k = 0 over all requests."""
+    return next((c for c in overall_cells(report) if c["k"] == 0), None)
+
+
+def ladder(report: Report, which: str) -> list[Cell]:
+    """Cells of the judged draft by domain, the pooled one last.
+
+    Args:
+        report: the report.
+        which: "judged" takes the judged k; "longest" the largest k that was measured, which shows the most positions.
+    """
+    judged = judged_cell(report)
+    if judged is None:
+        return []
+    mine = [
+        c
+        for c in report["cells"]
+        if c["draft"] == judged["draft"] and c["group"] == judged["group"] and c["batch"] == judged["batch"]
+    ]
+    k = judged["k"] if which == "judged" else max(c["k"] for c in mine)
+    chosen = [c for c in mine if c["k"] == k and c["status"] == "ok"]
+    return sorted(chosen, key=lambda c: c["domain"] == ALL)
+
+
+def share_bars(report: Report) -> list[dict[str, Any]]:
+    """Decode milliseconds a token by phase: the baseline, the judged arm, and the best of each other kind."""
+    cells = {c["arm"]: c for c in overall_cells(report)}
+    wanted = [c["arm"] for c in cells.values() if c["k"] == 0]
+    seen = set()
+    judged = report["verdict"]["arm"]
+    for entry in sorted(report["choice"]["ranking"], key=lambda c: (c["arm"] != judged, -c["value"])):
+        if entry["k"] and entry["draft"] not in seen:
+            seen.add(entry["draft"])
+            wanted.append(entry["arm"])
+    bars = []
+    for arm in wanted:
+        cell = cells[arm]
+        share, total = cell["share"], cell["decode_ms_per_tok"]
+        if not share or not total:
+            continue
+        bar: dict[str, Any] = {"arm": arm, "label": arm_label(cell), "total_ms_per_tok": total}
+        for name in PHASES:
+            bar[f"{name}_share"], bar[f"{name}_ms_per_tok"] = share[name], share[name] * total
+        bars.append(bar | {"prefix_kv_share": share["prefix_kv"], "waste_share": share["waste"]})
+    return bars
+
+
+def domain_name(name: str) -> str:
+    """A domain in a table."""
+    return "all domains" if name == ALL else name
+
+
+def ordered_cells(report: Report) -> list[Cell]:
+    """Cells as the full table shows them: by batch and group, pooled domains first, the baseline on top."""
+    return sorted(
+        report["cells"],
+        key=lambda c: (
+            c["batch"],
+            c["group"] != ALL,
+            c["group"],
+            c["domain"] != ALL,
+            c["domain"],
+            c["k"] > 0,
+            c["draft"] == LOOKUP,
+            c["draft"],
+            c["k"],
+        ),
+    )
+
+
+def key_figures(report: Report) -> list[tuple[str, str, str]]:
+    """(name, value, note) of what is read first; empty where nothing was judged."""
+    cell, base = judged_cell(report), baseline_cell(report)
+    if cell is None or base is None:
+        return []
+    entry = next(c for c in report["choice"]["ranking"] if c["arm"] == cell["arm"])
+    plain = next(c for c in report["choice"]["ranking"] if not c["k"])
+    size: Mapping[str, Any] = next((d for d in report["drafts"] if d["name"] == cell["draft"]), {})
+    figures = [
+        (
+            "End-to-end speedup",
+            show.speed(entry["value"]),
+            f"{show.interval(entry['low'], entry['high'])}, {report['choice']['objective']}",
+        ),
+        (
+            "Decode time a token",
+            f"{show.ms(cell['decode_ms_per_tok'])} ms",
+            f"baseline {show.ms(base['decode_ms_per_tok'])} ms",
+        ),
+        ("p95 request time", f"{show.ms(entry['e2e_p95_ms'])} ms", f"baseline {show.ms(plain['e2e_p95_ms'])} ms"),
+        ("Requests made slower", show.percent(cell["slower_frac"]), f"of {cell['num_requests']}"),
+        ("Tokens a cycle, tau", show.number(cell["tau"]), f"at most {cell['k'] + 1}"),
+        ("Acceptance, alpha", show.number(cell["alpha"]), f"break-even {show.number(cell['alpha_break_even'])}"),
+        ("Ceiling here", show.speed(cell["ceiling"]), _realised(cell["realised_frac"])),
+    ]
+    if "stored_params" in size:
+        note = f"{show.compact(size.get('read_params'))} read a token"
+        figures.append(("Draft parameters", show.compact(size["stored_params"]), note))
+    return figures
+
+
+def _realised(frac: float | None) -> str:
+    return (
+        "none of its gain realised" if frac is not None and frac <= 0 else f"{show.percent(frac)} of its gain realised"
+    )
+
+
+def notes(report: Report) -> list[str]:
+    """Sentences about the choice that the ranking alone does not say."""
+    choice = report["choice"]
+    if choice["arm"] is None:
+        return []
+    chosen = "no speculation" if not choice["k"] else arm_label(choice)
+    said = [f"Chosen: {chosen}, by {choice['rank_key']}. Ties: {choice['tie_rule']}."]
+    if choice["held_out"] is not None:
+        said.append(
+            f"Chosen on one part of the requests and valued on the rest it gives {show.speed(choice['held_out'])}; "
+            f"expected regret {show.percent(choice['regret'], 1)}."
+        )
+    best, longest = choice["acceptance_best"], choice["longest_accepted"]
+    # Against another k of the same draft acceptance says nothing: it falls with k.
+    rivals = [(best, "the highest acceptance")] if best and choice["k"] and best["draft"] != choice["draft"] else []
+    rivals += [(longest, "the most tokens a cycle")] if longest and longest["arm"] != choice["arm"] else []
+    for other, what in rivals:
+        acceptance = f"alpha {show.number(other['alpha'])}, tau {show.number(other['tau'])}"
+        end = f"still ends at {show.speed(other['value'])}: acceptance does not decide"
+        said.append(f"{arm_label(other)} has {what} ({acceptance}) and {end}.")
+    if choice["left_out"]:
+        said.append(f"Not compared, too few requests: {', '.join(choice['left_out'])}.")
+    return said
+
+
+def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as (dotted key, text); a bare value has an empty key."""
+    if isinstance(value, Mapping):
+        return [pair for key, inner in value.items() for pair in flat(inner, f"{prefix}.{key}" if prefix else str(key))]
+    if isinstance(value, list | tuple):
+        return [(prefix, ", ".join("null" if v is None else show.plain(v, 200) for v in value))]
+    return [(prefix, "null" if value is None else show.plain(value, 200))]
+
+
+def struck(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Requests and arms that a failure struck, the first few by name."""
+
+    def some(names: list[str]) -> str:
+        first = ", ".join(show.plain(name, 40) for name in names[:3])
+        return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
+
+    return some(error["requests"]), some(error["arms"])
