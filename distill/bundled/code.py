@@ -94,8 +94,9 @@ def _task_prompts(task: Task, rng: random.Random) -> Iterator[str]:
         yield f"{rng.choice(SOLVE).format(**names)}\n\n{_fenced(python_stub(task, rng.random() < 0.6, style))}"
     if rng.random() < 0.5:
         yield rng.choice(ASK).format(**names)
-    call = f"f({', '.join(map(repr, task.examples[0][0]))})"
-    yield f"{rng.choice(TRACE).format(call=call)}\n\n{_fenced(source(task, 'f'))}"
+    if rng.random() < 0.6:
+        call = f"f({', '.join(map(repr, task.examples[0][0]))})"
+        yield f"{rng.choice(TRACE).format(call=call)}\n\n{_fenced(source(task, 'f'))}"
     for language in rng.sample(LANGUAGES, 4):
         names = {"language": language.name, "name": function_name(task, language), "does": task.does}
         if rng.random() < 0.25:

@@ -164,25 +164,31 @@ Salem witch trials|1692|Massachusetts
 Apollo 13 mission|1970|space
 """
 GAMES = """
-basketball|soccer|tennis|golf|chess|ice hockey|baseball|cricket|rugby|volleyball|badminton|table tennis|handball|water polo|curling
-bowling|darts|snooker|fencing|judo|boxing|rowing|the marathon|the decathlon|the high jump|checkers|backgammon|poker|dominoes|go
+basketball|soccer|tennis|golf|chess|ice hockey|baseball|cricket|rugby|volleyball|badminton|table tennis|handball
+water polo|curling|bowling|darts|snooker|fencing|judo|boxing|rowing|the marathon|the decathlon|the high jump|checkers
+backgammon|poker|dominoes|go
 """
 HOWTO = """
-change a flat tire|boil an egg|write a cover letter|remove a coffee stain|tie a tie|plant tomatoes|start a compost heap
-learn a new language|prepare for a job interview|save money on groceries|fall asleep faster|improve my handwriting|bake bread
-fix a leaking tap|clean a cast iron pan|write a thank-you note|train a puppy|back up a computer|choose a strong password
-make iced coffee|grow herbs indoors|give a good presentation|study for an exam|reduce stress at work|paint a room|pack for a trip
-read a map|calculate a tip|sharpen a knife|iron a shirt|make pancakes|water a cactus|organise a bookshelf|plan a birthday party
-ask for a raise|write a haiku|set up a budget|stop hiccups|remove a splinter|store fresh bread|peel garlic quickly|jump-start a car
-read a nutrition label|get rid of fruit flies|cook rice|keep cut flowers fresh|memorise a speech|make a paper airplane|swim faster
+change a flat tire|boil an egg|write a cover letter|remove a coffee stain|tie a tie|plant tomatoes
+start a compost heap|learn a new language|prepare for a job interview|save money on groceries|fall asleep faster
+improve my handwriting|bake bread|fix a leaking tap|clean a cast iron pan|write a thank-you note|train a puppy
+back up a computer|choose a strong password|make iced coffee|grow herbs indoors|give a good presentation
+study for an exam|reduce stress at work|paint a room|pack for a trip|read a map|calculate a tip|sharpen a knife
+iron a shirt|make pancakes|water a cactus|organise a bookshelf|plan a birthday party|ask for a raise|write a haiku
+set up a budget|stop hiccups|remove a splinter|store fresh bread|peel garlic quickly|jump-start a car
+read a nutrition label|get rid of fruit flies|cook rice|keep cut flowers fresh|memorise a speech|make a paper airplane
+swim faster
 """
 WRITING = """
-a short email asking a colleague to move a meeting|a product description of a reusable water bottle|a poem about the sea in winter
-a birthday message for a grandmother|a story about a lost dog in three paragraphs|a summary of the causes of the First World War
-a list of ten healthy snacks|a packing list for a weekend in the mountains|an apology to a customer whose parcel came late
-a job advertisement for a school librarian|five questions for an interview with an astronaut|a dialogue between a cat and a mouse
-a one-day plan for tourists in Rome|three arguments for school uniforms and three against|a slogan for a small bakery
-a recipe for vegetable soup|instructions for a fire drill|a speech for a friend's wedding|a review of a very slow restaurant
-a bedtime story about a brave snail|a letter to a landlord about a broken heater|an outline of an essay on renewable energy
-a weekly exercise plan for beginners|a joke about computers|a tongue twister with the letter s|a description of a thunderstorm
+a short email asking a colleague to move a meeting|a product description of a reusable water bottle
+a poem about the sea in winter|a birthday message for a grandmother|a story about a lost dog in three paragraphs
+a summary of the causes of the First World War|a list of ten healthy snacks
+a packing list for a weekend in the mountains|an apology to a customer whose parcel came late
+a job advertisement for a school librarian|five questions for an interview with an astronaut
+a dialogue between a cat and a mouse|a one-day plan for tourists in Rome
+three arguments for school uniforms and three against|a slogan for a small bakery|a recipe for vegetable soup
+instructions for a fire drill|a speech for a friend's wedding|a review of a very slow restaurant
+a bedtime story about a brave snail|a letter to a landlord about a broken heater
+an outline of an essay on renewable energy|a weekly exercise plan for beginners|a joke about computers
+a tongue twister with the letter s|a description of a thunderstorm
 """

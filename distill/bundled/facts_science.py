@@ -104,9 +104,10 @@ starfish|echinoderm|the sea floor|mussels
 """
 BODY = """
 heart|lungs|liver|kidneys|brain|stomach|small intestine|large intestine|pancreas|spleen|gallbladder|bladder|skin
-thyroid gland|appendix|diaphragm|spinal cord|retina|cornea|inner ear|cerebellum|hippocampus|bone marrow|white blood cells
-red blood cells|platelets|tendons|ligaments|cartilage|femur|aorta|trachea|vocal cords|adrenal glands|pituitary gland
-lymph nodes|sweat glands|taste buds|eardrum|nervous system|immune system|rib cage|achilles tendon|esophagus
+thyroid gland|appendix|diaphragm|spinal cord|retina|cornea|inner ear|cerebellum|hippocampus|bone marrow
+white blood cells|red blood cells|platelets|tendons|ligaments|cartilage|femur|aorta|trachea|vocal cords|adrenal glands
+pituitary gland|lymph nodes|sweat glands|taste buds|eardrum|nervous system|immune system|rib cage|achilles tendon
+esophagus
 """
 # what | who | when
 INVENTIONS = """
@@ -152,33 +153,38 @@ circulation of the blood|William Harvey|1628
 laws of planetary motion|Johannes Kepler|the early 1600s
 """
 IDEAS = """
-photosynthesis|gravity|evolution by natural selection|plate tectonics|the water cycle|the greenhouse effect|osmosis|mitosis
-inflation|supply and demand|opportunity cost|gross domestic product|compound interest|a recession|the stock market|a mortgage
-democracy|the separation of powers|federalism|the rule of law|judicial review|a constitution|human rights|the Cold War
-machine learning|a neural network|an operating system|a database index|recursion|public key encryption|a firewall|cloud computing
-a black hole|a supernova|a light year|the Big Bang|dark matter|an eclipse|a comet|the northern lights|a tsunami|an earthquake
-a hurricane|a tornado|a volcano|a glacier|acid rain|the ozone layer|biodiversity|an ecosystem|a food chain|symbiosis|pollination
-the immune response|a vaccine|an antibiotic|a virus|DNA replication|a gene mutation|an enzyme|cellular respiration|homeostasis
-a metaphor|a sonnet|irony|a haiku|the Renaissance|impressionism|baroque music|jazz|surrealism|romanticism|a fable|an allegory
-the placebo effect|cognitive dissonance|confirmation bias|classical conditioning|short-term memory|the scientific method|a hypothesis
-friction|kinetic energy|momentum|electric current|a magnetic field|static electricity|refraction|sound waves|entropy|radioactivity
-an acid|a catalyst|a covalent bond|an ion|the pH scale|combustion|distillation|crystallisation|corrosion|fermentation
-a prime number|the Pythagorean theorem|probability|standard deviation|a logarithm|pi|a derivative|a matrix|an algorithm|binary code
-the Industrial Revolution|feudalism|colonialism|the Silk Road|the Magna Carta|the Enlightenment|globalisation|urbanisation
-mindfulness|a balanced diet|cholesterol|insulin|blood pressure|metabolism|dehydration|REM sleep|stress|allergies|a fever
-renewable energy|nuclear fission|nuclear fusion|solar panels|wind turbines|carbon dioxide|recycling|composting|desalination
-time zones|leap years|daylight saving time|latitude and longitude|the equator|tides|the seasons|the phases of the moon|monsoons
+photosynthesis|gravity|evolution by natural selection|plate tectonics|the water cycle|the greenhouse effect|osmosis
+mitosis|inflation|supply and demand|opportunity cost|gross domestic product|compound interest|a recession
+the stock market|a mortgage|democracy|the separation of powers|federalism|the rule of law|judicial review
+a constitution|human rights|the Cold War|machine learning|a neural network|an operating system|a database index
+recursion|public key encryption|a firewall|cloud computing|a black hole|a supernova|a light year|the Big Bang
+dark matter|an eclipse|a comet|the northern lights|a tsunami|an earthquake|a hurricane|a tornado|a volcano|a glacier
+acid rain|the ozone layer|biodiversity|an ecosystem|a food chain|symbiosis|pollination|the immune response|a vaccine
+an antibiotic|a virus|DNA replication|a gene mutation|an enzyme|cellular respiration|homeostasis|a metaphor|a sonnet
+irony|a haiku|the Renaissance|impressionism|baroque music|jazz|surrealism|romanticism|a fable|an allegory
+the placebo effect|cognitive dissonance|confirmation bias|classical conditioning|short-term memory
+the scientific method|a hypothesis|friction|kinetic energy|momentum|electric current|a magnetic field
+static electricity|refraction|sound waves|entropy|radioactivity|an acid|a catalyst|a covalent bond|an ion|the pH scale
+combustion|distillation|crystallisation|corrosion|fermentation|a prime number|the Pythagorean theorem|probability
+standard deviation|a logarithm|pi|a derivative|a matrix|an algorithm|binary code|the Industrial Revolution|feudalism
+colonialism|the Silk Road|the Magna Carta|the Enlightenment|globalisation|urbanisation|mindfulness|a balanced diet
+cholesterol|insulin|blood pressure|metabolism|dehydration|REM sleep|stress|allergies|a fever|renewable energy
+nuclear fission|nuclear fusion|solar panels|wind turbines|carbon dioxide|recycling|composting|desalination|time zones
+leap years|daylight saving time|latitude and longitude|the equator|tides|the seasons|the phases of the moon|monsoons
 """
 PAIRS = """
-weather and climate|a virus and a bacterium|speed and velocity|mass and weight|an atom and a molecule|an element and a compound
-mitosis and meiosis|arteries and veins|a simile and a metaphor|fiction and non-fiction|a lake and a sea|a crocodile and an alligator
-a frog and a toad|a butterfly and a moth|a comet and an asteroid|a meteor and a meteorite|stalactites and stalagmites|jam and jelly
-debit and credit cards|stocks and bonds|gross and net income|a republic and a monarchy|socialism and capitalism|the House and the Senate
-RAM and hard disk storage|HTTP and HTTPS|a compiler and an interpreter|a list and a tuple in Python|TCP and UDP|hardware and software
-renewable and non-renewable energy|AC and DC current|conduction and convection|series and parallel circuits|heat and temperature
-affect and effect|its and it's|who and whom|a colon and a semicolon|active and passive voice|a noun and a pronoun|mean and median
-type 1 and type 2 diabetes|a cold and the flu|aerobic and anaerobic exercise|saturated and unsaturated fats|vitamins and minerals
-England and Great Britain|a cyclone and a typhoon|longitude and latitude|fog and mist|igneous and sedimentary rock|coal and charcoal
-a violin and a viola|a symphony and a concerto|ballet and modern dance|a novel and a short story|a biography and an autobiography
-baking soda and baking powder|broth and stock|espresso and drip coffee|cumin and coriander|yams and sweet potatoes|macarons and macaroons
+weather and climate|a virus and a bacterium|speed and velocity|mass and weight|an atom and a molecule
+an element and a compound|mitosis and meiosis|arteries and veins|a simile and a metaphor|fiction and non-fiction
+a lake and a sea|a crocodile and an alligator|a frog and a toad|a butterfly and a moth|a comet and an asteroid
+a meteor and a meteorite|stalactites and stalagmites|jam and jelly|debit and credit cards|stocks and bonds
+gross and net income|a republic and a monarchy|socialism and capitalism|the House and the Senate
+RAM and hard disk storage|HTTP and HTTPS|a compiler and an interpreter|a list and a tuple in Python|TCP and UDP
+hardware and software|renewable and non-renewable energy|AC and DC current|conduction and convection
+series and parallel circuits|heat and temperature|affect and effect|its and it's|who and whom|a colon and a semicolon
+active and passive voice|a noun and a pronoun|mean and median|type 1 and type 2 diabetes|a cold and the flu
+aerobic and anaerobic exercise|saturated and unsaturated fats|vitamins and minerals|England and Great Britain
+a cyclone and a typhoon|longitude and latitude|fog and mist|igneous and sedimentary rock|coal and charcoal
+a violin and a viola|a symphony and a concerto|ballet and modern dance|a novel and a short story
+a biography and an autobiography|baking soda and baking powder|broth and stock|espresso and drip coffee
+cumin and coriander|yams and sweet potatoes|macarons and macaroons
 """

@@ -80,7 +80,7 @@ def functions() -> tuple[Function, ...]:
             doc = inspect.cleandoc(match["text"])
             # The stub starts on the match's own line; the docstring's lines keep their relative indentation.
             stub = dedent(match["indent"] + match["head"] + "\n" + match["doc"])
-            if "�" in stub or not 30 <= len(doc) <= 1200 or not _parses(stub):
+            if "�" in stub or not 60 <= len(doc) <= 1200 or not _parses(stub):
                 continue
             owner = next((name for at, deep, name in reversed(classes) if at < match.start() and deep < indent), None)
             body = _body(text[match.end() :], indent)
