@@ -77,7 +77,8 @@ def _block(
             value += weight * torch.linalg.vecdot(q, ratio)
             pull = _add(pull, ratio, weight)
         elif name == "jsd":
-            log_m = (s.beta * p).add_(q, alpha=1 - s.beta).log_()
+            # Both may underflow to 0, and 0 log 0 is 0.
+            log_m = (s.beta * p).add_(q, alpha=1 - s.beta).clamp_(min=torch.finfo(wide).tiny).log_()
             from_q = (tempered_z - lse_z[:, None]).sub_(log_m)
             from_p = (tempered_y - lse_y[:, None]).sub_(log_m)
             value += weight * (s.beta * torch.linalg.vecdot(p, from_p) + (1 - s.beta) * torch.linalg.vecdot(q, from_q))

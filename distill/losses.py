@@ -111,7 +111,7 @@ def divergence(name: str, p_logits: Tensor, q_logits: Tensor, temperature: float
     elif name == "reverse_kl":
         value = _kl(q, log_q, log_p)
     elif name == "jsd":
-        log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
+        log_m = (beta * p + (1 - beta) * q).clamp(min=torch.finfo(dtype).tiny).log()
         value = beta * _kl(p, log_p, log_m) + (1 - beta) * _kl(q, log_q, log_m)
     elif name == "tv":
         value = (p - q).abs().sum(-1) / 2
