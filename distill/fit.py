@@ -1,0 +1,229 @@
+"""The training loop's surroundings: Lightning's Trainer, what happens after each step, and the progress bar."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import RichProgressBar
+from torch.utils.data import DataLoader
+
+from distill.module import DraftModule
+from distill.recipe import Recipe
+from distill.runs import Run, RunError, Stop, is_whole
+from distill.teacher import BatchPlan, ResponseDataset, Windows
+from distill.track import NullTracker
+from distill.validation import Validation, choose, flat, table
+
+log = logging.getLogger(__name__)
+
+ESTIMATE_AFTER = 20  # steps; the first ones warm caches up
+LINE_EVERY_S = 10.0
+
+
+class Keeper(pl.Callback):
+    """After every optimizer step: log, validate, keep the best, save, and stop when asked to.
+
+    All of it in this order and in one place, so that a checkpoint holds what its own step's validation found and a
+    resumed run repeats nothing and leaves nothing out.
+
+    Args:
+        recipe: the resolved recipe.
+        run: gets train.jsonl and the checkpoints.
+        stop: tells whether a signal has arrived.
+        tracker: gets every row too.
+        validation: held-out answers.
+        lines: write a line to the log now and then (no progress bar is shown).
+    """
+
+    def __init__(
+        self, recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker, validation: Validation, lines: bool = True
+    ) -> None:
+        self.recipe, self.run, self.stop, self.tracker, self.validation = recipe, run, stop, tracker, validation
+        self.lines = lines
+        self.best: dict[str, Any] = {}
+        self.tok_seen = 0
+        self._first = self._line_step = 0
+        self._started = self._clock = self._line_at = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know: the best validation so far and the tokens seen."""
+        return {"best": self.best, "tok_seen": self.tok_seen}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        self.best, self.tok_seen = state_dict["best"], state_dict["tok_seen"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Takes the signals over from Lightning, whose own handling would stop without saving."""
+        self.stop.install()
+        self.stop.deferred = True
+        self._first = self._line_step = trainer.global_step
+        self._started = self._clock = self._line_at = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Everything that follows an optimizer step."""
+        assert isinstance(pl_module, DraftModule)
+        stage, step = self.recipe.distill, trainer.global_step
+        last = step >= stage.max_steps
+        self._log(step, pl_module)
+        if step % stage.validate_every == 0 or last:
+            self._validate(trainer, pl_module)
+        if step % stage.checkpoint_every == 0 or last or self.stop.signum is not None:
+            self.run.save_last(lambda path: trainer.save_checkpoint(path, weights_only=False))
+        self.stop.check()
+        self._clock = time.perf_counter()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """From here on a signal may interrupt at once."""
+        self.stop.deferred = False
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """As at the end of training."""
+        self.stop.deferred = False
+
+    def _log(self, step: int, module: DraftModule) -> None:
+        now = time.perf_counter()
+        self.tok_seen += int(module.taken["num_tok"])
+        seconds = now - self._clock
+        module.taken |= {
+            "step_ms": 1e3 * seconds,
+            "tok_per_s": module.taken["num_tok"] / seconds,
+            "tok_seen": self.tok_seen,
+        }
+        self.run.append({"step": step, **module.taken})
+        self.tracker.log(step, {f"train/{name}": value for name, value in module.taken.items()})
+        done, left = step - self._first, self.recipe.distill.max_steps - step
+        if done == ESTIMATE_AFTER and left > 0:
+            log.info("about %.1f minutes of training left, validation not counted", left * self._pace(now, done) / 60)
+        if self.lines and now - self._line_at >= LINE_EVERY_S:
+            self._line_at, self._line_step = now, step
+            log.info(
+                "step %d/%d: loss %.4f, alpha %.3f, lr %.2e, %.0f supervised tok/s, %.2f steps/s",
+                step,
+                self.recipe.distill.max_steps,
+                *(module.taken[name] for name in ("loss", "alpha", "lr", "tok_per_s")),
+                1 / seconds,
+            )
+
+    def _pace(self, now: float, done: int) -> float:
+        return (now - self._started) / done
+
+    def _validate(self, trainer: pl.Trainer, module: DraftModule) -> None:
+        step, started = trainer.global_step, time.perf_counter()
+        scores = module.validate(self.validation)
+        k, speedup = choose(scores, self.recipe.traffic.domain)
+        values = {"step": step, "val/speedup": speedup, "val/best_k": k, **flat(scores)}
+        better = not self.best or speedup > self.best["val/speedup"]
+        log.info("validation at step %d (%.1f s)\n%s", step, time.perf_counter() - started, table(scores))
+        log.info(
+            "predicted end-to-end speedup %.3fx at k=%d%s",
+            speedup,
+            k,
+            ": the best so far" if better else f"; best is {self.best['val/speedup']:.3f}x at step {self.best['step']}",
+        )
+        self.run.append(values)
+        self.tracker.log(step, {name: value for name, value in values.items() if name != "step"})
+        columns = ("domain", "alpha", "alpha_whole", "overlap", "overlap_whole", "best_k", "speedup")
+        rows = [[s.domain, s.alpha, s.alpha_whole, s.overlap, s.overlap_whole, s.best[0], s.best[1]] for s in scores]
+        self.tracker.table(step, "val/domains", columns, rows)
+        if better:
+            self.best = values
+            self.run.save_best(lambda path: trainer.save_checkpoint(path, weights_only=True))
+
+
+class Bar(RichProgressBar):
+    """Lightning's bar, over the steps of the whole run, with the figures of the last step."""
+
+    @property
+    def total_train_batches(self) -> int | float:
+        """Optimizer steps of the run: the loader itself has no end."""
+        return self.trainer.max_steps
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, int | str | float]:
+        """Loss, acceptance on the training rows, and supervised tokens per second (steps per second stand beside)."""
+        assert isinstance(pl_module, DraftModule)
+        return {name: round(pl_module.taken.get(name, 0.0), 3) for name in ("loss", "alpha", "tok_per_s")}
+
+
+def fit(
+    recipe: Recipe,
+    run: Run,
+    module: DraftModule,
+    dataset: ResponseDataset,
+    validation: Validation,
+    stop: Stop,
+    tracker: NullTracker,
+    resume_from: Path | None = None,
+) -> dict[str, Any]:
+    """Trains to `distill.max_steps`, and leaves the best weights in `module`.
+
+    Args:
+        recipe: the resolved recipe.
+        run: gets checkpoints and train.jsonl.
+        module: the draft to train.
+        dataset: the target's answers.
+        validation: held-out answers.
+        stop: signals; `Interrupted` is raised after the step's checkpoint.
+        tracker: gets every row.
+        resume_from: a whole training checkpoint; None starts at step 0.
+
+    Returns:
+        The best validation: `step`, `val/speedup`, `val/best_k`, and each domain's figures.
+
+    Raises:
+        Interrupted: a signal arrived; the checkpoint is written.
+        TrainingDiverged: a loss that is not finite.
+        RunError: the best checkpoint is broken.
+    """
+    stage = recipe.distill
+    start = 0 if resume_from is None else checkpoint_step(resume_from)
+    plan = BatchPlan(dataset.lengths, stage.tokens_per_step, recipe.seed)
+    num_batches = len(plan.epoch(0))
+    if stage.accumulate > num_batches:
+        log.warning(
+            "distill.accumulate = %d is more than the %d micro-batches of an epoch: a step sees an answer up to %d "
+            "times; its effective batch is about %d supervised tokens",
+            stage.accumulate,
+            num_batches,
+            -(-stage.accumulate // num_batches),
+            sum(dataset.num_supervised) * stage.accumulate // num_batches,
+        )
+    windows = Windows(dataset, plan, stage.accumulate, start)
+    # A generator of its own: the loader draws a number when it starts, which would set a resumed run apart.
+    loader = DataLoader(windows, batch_size=None, generator=torch.Generator(), pin_memory=torch.cuda.is_available())
+    bar = sys.stderr.isatty() and sys.stdout.isatty()
+    keeper = Keeper(recipe, run, stop, tracker, validation, lines=not bar)
+    trainer = pl.Trainer(
+        max_steps=stage.max_steps,
+        max_epochs=-1,
+        accelerator=recipe.trainer.accelerator,
+        devices=recipe.trainer.devices,
+        num_nodes=recipe.trainer.num_nodes,
+        strategy=recipe.trainer.strategy,
+        precision=recipe.trainer.precision,
+        callbacks=[keeper, Bar()] if bar else [keeper],
+        enable_progress_bar=bar,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        logger=False,
+        default_root_dir=run.folder,
+    )
+    trainer.fit(module, loader, ckpt_path=resume_from, weights_only=True)
+    assert trainer.global_step == max(start, stage.max_steps), (trainer.global_step, stage.max_steps)
+    if not is_whole(run.best):
+        raise RunError(f"{run.best} is missing or damaged: resume with a larger distill.max_steps to make a new one")
+    module.load_state_dict(torch.load(run.best, weights_only=True)["state_dict"])
+    return keeper.best
+
+
+def checkpoint_step(path: Path) -> int:
+    """Optimizer steps taken when a checkpoint was written."""
+    return int(torch.load(path, weights_only=True, mmap=True)["global_step"])

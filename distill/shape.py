@@ -1,0 +1,199 @@
+"""The target and the shape of the draft: sizes known before a weight is read, then the draft itself."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.models import SizeCount, load_model, load_tokenizer, model_hash, param_counts, resolve
+from distill.module import low_rank_factors
+from distill.prune import layer_plan, measure_importance, plan_config, prune
+from distill.recipe import Recipe
+from distill.runs import Run
+from distill.teacher import ResponseDataset
+from distill.tokens import check_shared
+
+log = logging.getLogger(__name__)
+
+IMPORTANCE_TOK = 4096  # tokens over which importance is measured; 2,000 are enough
+
+
+class ShapeError(ValueError):
+    """A draft that does not fit the target or the recipe's bounds."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model to be sped up, before its weights are read.
+
+    Attributes:
+        folder, sha256: where the checkpoint lies, and its hash.
+        config, tokenizer: its own.
+        size: both counts.
+    """
+
+    folder: str
+    sha256: str
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    size: SizeCount
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The draft's size by both counts, and as parts of the target's by the same count."""
+
+    draft: SizeCount
+    stored_frac: float
+    read_frac: float
+
+    def to_json(self) -> dict[str, float]:
+        """For draft.json."""
+        return {
+            "stored": self.draft.stored,
+            "read": self.draft.read,
+            "stored_frac": self.stored_frac,
+            "read_frac": self.read_frac,
+        }
+
+
+def find_target(recipe: Recipe) -> Target:
+    """Finds the target (fetching it once if need be) and reads everything but its weights."""
+    stage = recipe.target
+    folder = resolve(stage.model, stage.revision)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=stage.trust_remote_code)
+    return Target(folder, model_hash(folder), config, load_tokenizer(folder), param_counts(config))
+
+
+def check_draft(recipe: Recipe, target: Target) -> Sizes:
+    """Works out the draft's shape and refuses it when it is out of bounds, before any weight is read.
+
+    Args:
+        recipe: its draft stage counts.
+        target: what the draft is compared with.
+
+    Returns:
+        The sizes.
+
+    Raises:
+        PruneError: a shape that cannot be cut from this target.
+        ShapeError: out of `draft.size_frac`, or a shortlist longer than the vocabulary.
+        TokenizerMismatch: a pretrained draft that means other tokens.
+    """
+    stage, head = recipe.draft, recipe.draft.head
+    if stage.kind == "pretrained":
+        assert stage.model is not None
+        folder = resolve(stage.model)
+        config = AutoConfig.from_pretrained(folder)
+        check_shared(target.tokenizer, load_tokenizer(folder), target.config.vocab_size, config.vocab_size)
+    else:
+        layers = layer_plan(target.config.num_hidden_layers, stage.layers, stage.num_layers)
+        config = plan_config(target.config, layers, stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
+    if head.size is not None and head.size > config.vocab_size:
+        raise ShapeError(f"draft.head.size = {head.size}: the head has {config.vocab_size} rows, allowed up to that")
+    size = param_counts(config, head.size)
+    if head.rank is not None:
+        size = _low_rank_size(config, head.rank)
+    sizes = Sizes(size, size.stored / target.size.stored, size.read / target.size.read)
+    log.info(
+        "draft: %d parameters stored (%.1f%% of the target's %d), %d read per drafted token (%.1f%% of %d)",
+        *(size.stored, 100 * sizes.stored_frac, target.size.stored),
+        *(size.read, 100 * sizes.read_frac, target.size.read),
+    )
+    low, high = stage.size_frac
+    frac = sizes.stored_frac if stage.size_count == "stored" else sizes.read_frac
+    if not low <= frac <= high:
+        raise ShapeError(
+            f"draft.size_frac = [{low}, {high}]: the draft has {frac:.4f} of the target's parameters by "
+            f"draft.size_count = {stage.size_count} (stored {sizes.stored_frac:.4f}, read {sizes.read_frac:.4f}). "
+            f"Keep {'fewer' if frac > high else 'more'} layers, change the widths or draft.head, or set other bounds"
+        )
+    return sizes
+
+
+def _low_rank_size(config: PreTrainedConfig, rank: int) -> SizeCount:
+    """Stored is what is exported (a dense head of its own), read is what the factors need."""
+    untied = copy.deepcopy(config)
+    untied.tie_word_embeddings = False
+    whole = param_counts(untied)
+    return SizeCount(whole.stored, param_counts(untied, 0).read + rank * (config.vocab_size + config.hidden_size))
+
+
+def make_draft(
+    recipe: Recipe, target: Target, model: PreTrainedModel, dataset: ResponseDataset
+) -> tuple[PreTrainedModel, tuple[Tensor, Tensor] | None]:
+    """Cuts the draft out of the target, or loads it.
+
+    Args:
+        recipe: its draft stage counts.
+        target: config and tokenizer.
+        model: the target's weights.
+        dataset: answers over which importance is measured when widths are cut.
+
+    Returns:
+        The draft in float32, and the factors of a low-rank head (None for the others).
+    """
+    stage = recipe.draft
+    if stage.kind == "pretrained":
+        assert stage.model is not None
+        draft = load_model(stage.model, "float32")
+    else:
+        layers = layer_plan(target.config.num_hidden_layers, stage.layers, stage.num_layers)
+        widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
+        importance = None
+        if any(width is not None for width in widths):
+            # The engine has put its own attention in, which wants a slab; this pass is a plain one.
+            model.set_attn_implementation("eager" if getattr(model.config, "attn_logit_softcapping", None) else "sdpa")
+            importance = measure_importance(model, _some_rows(dataset, IMPORTANCE_TOK))
+        state = {name: weight.float().cpu() for name, weight in model.state_dict().items()}
+        config, state = prune(model.config, state, layers, *widths, importance)
+        draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        draft.load_state_dict(state, strict=True)
+    head = draft.get_output_embeddings().weight
+    return draft, None if stage.head.rank is None else low_rank_factors(head, stage.head.rank)
+
+
+def _some_rows(dataset: ResponseDataset, num_tok: int) -> Iterator[Tensor]:
+    """Input ids [1, T] of rows spread over the data set, until they hold `num_tok` tokens."""
+    stride = max(1, sum(dataset.lengths) // num_tok)
+    for index in range(0, len(dataset), stride):
+        yield dataset[index].input_ids[None]
+
+
+def describe(
+    recipe: Recipe, run: Run, target: Target, sizes: Sizes, manifest: dict[str, Any], best: dict[str, Any], step: int
+) -> dict[str, Any]:
+    """What draft.json says of a draft: where it comes from, what it was trained on, how good it is.
+
+    Args:
+        recipe: resolved.
+        run: for the id.
+        target: name and hash.
+        sizes: both counts.
+        manifest: of the training answers.
+        best: figures of the chosen validation.
+        step: optimizer steps taken.
+    """
+    stage = recipe.draft
+    keys = ("asked", "answered", "dropped")
+    return {
+        "target": {"name": recipe.target.model, "revision": recipe.target.revision, "sha256": target.sha256},
+        "size": sizes.to_json(),
+        "kind": stage.kind,
+        "layers": None if stage.layers is None else list(stage.layers),
+        "head": stage.head.model_dump(mode="json"),
+        "draft_temperature": recipe.eval.draft_temperature,
+        "traffic": {"domain": recipe.traffic.domain, "train": recipe.traffic.train},
+        "answers": {"source": recipe.responses.source, **{key: manifest.get(key) for key in keys}},
+        "loss": dict(recipe.distill.loss),
+        "steps": step,
+        "metrics": best,
+        "run": run.run_id,
+    }

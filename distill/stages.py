@@ -1,0 +1,182 @@
+"""From a recipe to what training needs: the target's answers, the shortlist, the costs. All lies in the run folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.recipe import Recipe
+from distill.responses import ResponseRow, write_responses
+from distill.runs import Run
+from distill.shape import Target
+from distill.teacher import ResponseDataset
+from distill.traffic import Prompt, load_prompts
+from distill.validation import Served
+from engine.bench import measure_costs
+from engine.costs import Costs
+from engine.model import Runner
+
+log = logging.getLogger(__name__)
+
+
+def held_out(recipe: Recipe) -> list[Prompt]:
+    """Held-out prompts for validation: the last `num_validation` of each domain.
+
+    The evaluation takes the first ones; a checkpoint must not be chosen by the prompts that it is then measured on.
+    """
+    found: list[Prompt] = []
+    prompts = load_prompts(recipe.traffic, "heldout", recipe.seed, recipe.eval.domains)
+    for domain in dict.fromkeys(prompt.domain for prompt in prompts):
+        own = [prompt for prompt in prompts if prompt.domain == domain]
+        spare = own[recipe.eval.num_requests :]
+        if not spare:
+            log.warning(
+                "%s: %d held-out prompts, all of them evaluated (eval.num_requests = %d): the best checkpoint is "
+                "chosen on prompts that it will be measured on; give more held-out prompts",
+                *(domain, len(own), recipe.eval.num_requests),
+            )
+        found += (spare or own)[-recipe.distill.num_validation :]
+    return found
+
+
+def write_answers(recipe: Recipe, run: Run, target: Target, model: PreTrainedModel, eos: Sequence[int]) -> None:
+    """Lets the target answer the training prompts and the held-out ones, or goes on where that stopped."""
+    training = load_prompts(recipe.traffic, "train", recipe.seed)
+    log.info("%d training prompts (traffic.domain = %s)", len(training), recipe.traffic.domain)
+    # Validation asks what is served: the target's own answers at the served temperature.
+    served = recipe.responses.model_copy(
+        update={"source": "target", "temperatures": (recipe.eval.temperature,), "top_p": recipe.eval.top_p}
+        | {"top_k": recipe.eval.top_k}
+    )
+    for folder, prompts, stage in (
+        (run.responses, training, recipe.responses),
+        (run.validation, held_out(recipe), served),
+    ):
+        started = last = time.perf_counter()
+
+        def progress(answered: int, asked: int, num_tok: int) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if answered == asked or now - last >= 10:
+                last = now
+                log.info("answers: %d of %d, %d tokens, %.0f s", answered, asked, num_tok, now - started)  # noqa: B023
+
+        write_responses(
+            folder,
+            model,
+            target.tokenizer,
+            prompts,
+            stage,
+            recipe.seed,
+            eos,
+            target.sha256,
+            # A longer prompt would leave no room for an answer in a training row.
+            min(recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1),
+            recipe.traffic.system,
+            progress,
+        )
+
+
+def count_shortlist(rows: Sequence[ResponseRow], size: int, vocab_size: int, always: Sequence[int]) -> Tensor:
+    """The ids that the target writes most often in its answers.
+
+    Args:
+        rows: training answers.
+        size: ids to keep.
+        vocab_size: rows of the head; when the answers hold too few different ids, those of the prompts follow, then
+            the lowest ones (byte-pair merges are numbered by frequency).
+        always: ids that are kept whatever their count (end of text).
+
+    Returns:
+        [size] ids, ascending.
+    """
+    answers = Counter(token for row in rows for token in row.answer_ids)
+    prompts = Counter(token for row in rows for token in row.prompt_ids)
+    order = dict.fromkeys(always)
+    for counts in (answers, prompts):
+        order |= dict.fromkeys(sorted(counts, key=lambda token: (-counts[token], token)))
+    ids = list(order | dict.fromkeys(range(vocab_size)))[:size]
+    return torch.tensor(sorted(ids))
+
+
+def coverage(rows: Sequence[ResponseRow], shortlist: Tensor) -> dict[str, float]:
+    """Share of the answers' tokens that are in the shortlist, by domain."""
+    kept = set(shortlist.tolist())
+    domains: dict[str, list[bool]] = {}
+    for row in rows:
+        domains.setdefault(row.domain, []).extend(token in kept for token in row.answer_ids)
+    return {domain: statistics.fmean(inside) for domain, inside in sorted(domains.items()) if inside}
+
+
+def find_costs(
+    recipe: Recipe,
+    run: Run,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    shortlist: Tensor | None,
+    dataset: ResponseDataset,
+) -> Served:
+    """What speculation costs here: from the run's plan.json, or measured now and written there.
+
+    Args:
+        recipe: eval stage: draft lengths, temperature, answer length.
+        run: holds plan.json.
+        target: the target.
+        draft: a draft of the right shape; its weights do not matter.
+        shortlist: head rows in use.
+        dataset: held-out answers, for a typical prompt.
+
+    Returns:
+        Costs and sampler for the prediction.
+    """
+    if not run.plan.exists():
+        prompt = int(statistics.median(len(row.prompt_ids) for row in dataset.rows))
+        context = max(2, int(statistics.median(dataset.lengths)))
+        log.info("measuring the costs of a cycle at a context of %d tokens", context)
+        vocab = target.config.vocab_size
+        runners = (
+            Runner(target, 1, context + 200, None, vocab),
+            Runner(copy.deepcopy(draft).to(target.dtype).to(target.device).eval(), 1, context + 200, shortlist, vocab),
+        )
+        (costs,) = measure_costs(*runners, recipe.eval.k, [context])
+        prefill = [_prefill_ms(runner, prompt) for runner in runners]
+        plan = {"format": 1, "device": str(target.device), "target": recipe.target.model, "costs": [costs.to_json()]}
+        plan |= {"prompt_tok": prompt, "prefill_ms": prefill[0], "draft_prefill_ms": prefill[1]}
+        staging = run.plan.with_suffix(".tmp")
+        staging.write_text(json.dumps(plan, indent=2))
+        os.replace(staging, run.plan)
+    plan = json.loads(run.plan.read_text())
+    costs = Costs.from_json(plan["costs"][0])
+    log.info(
+        "costs at context %d: T %.2f ms, V(%d) %.2f ms, draft %.2f + k * %.2f ms, sampling %.2f ms, host %.2f ms",
+        *(costs.context, costs.T_ms, max(costs.V_ms), costs.V_ms[max(costs.V_ms)]),
+        *(costs.d0_ms, costs.t_ms, costs.S_ms, costs.H_ms),
+    )
+    return Served(
+        costs,
+        recipe.eval.k,
+        recipe.eval.temperature,
+        plan.get("prefill_ms", 0.0),
+        plan.get("draft_prefill_ms", 0.0),
+        recipe.eval.max_new_tok,
+    )
+
+
+def _prefill_ms(runner: Runner, num_tok: int) -> float:
+    ids = torch.arange(num_tok, device=runner.device) % runner.config.vocab_size
+    spans = []
+    for _ in range(4):
+        started = time.perf_counter()
+        runner.prefill(ids).float().sum().item()  # reading a number waits for the device
+        spans.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(spans[1:])

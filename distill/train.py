@@ -1,0 +1,263 @@
+"""python -m distill.train RECIPE [key=value ...] [--check] [--resume RUN]: from a recipe to a distilled draft.
+
+Exit code 0: the draft is there; 2: bad input; 1: the machine failed (disk full); 130 or 143: SIGINT or SIGTERM, with a
+checkpoint to resume from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distill.recipe import Recipe, dump, load_recipe, recipe_hash
+from distill.runs import Interrupted, Run, RunError, Stop, create_run, reopen_run
+from distill.schema import Target as TargetStage
+from distill.schema import paths, sources
+
+if TYPE_CHECKING:
+    from distill.teacher import ResponseDataset
+    from distill.track import NullTracker
+
+log = logging.getLogger("distill.train")  # not __main__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parses the command line and trains.
+
+    Args:
+        argv: arguments; None takes the process's own.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(prog="python -m distill.train", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml (with --resume: the run's own)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
+    parser.add_argument("--check", action="store_true", help="validate, print the resolved recipe, and stop")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
+    args = parser.parse_args(argv)
+    if args.recipe and "=" in args.recipe and not Path(args.recipe).exists():
+        args.recipe, args.overrides = None, [args.recipe, *args.overrides]
+    if args.recipe is None and args.resume is None:
+        parser.error("a recipe is needed, for example recipes/code.yaml")
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.INFO)
+    logging.basicConfig(format="%(message)s", handlers=[terminal])
+    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger("distill").setLevel(logging.DEBUG)
+    try:
+        recipe = load_recipe(args.recipe or args.resume / "recipe.json", args.overrides)
+        if args.check:
+            sys.stdout.write(dump(recipe) + "\n")
+            return 0
+        with Stop().listening() as stop:
+            return _run(recipe, args.resume, stop)
+    except Interrupted as interrupt:
+        return 128 + interrupt.signum
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+
+
+def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
+    """Opens the run folder, tracks the run, and gives it an honest end."""
+    if recipe.trainer.devices * recipe.trainer.num_nodes > 1:
+        raise RunError(
+            f"trainer.devices = {recipe.trainer.devices}, trainer.num_nodes = {recipe.trainer.num_nodes}: "
+            "training in several processes is not built yet; use 1 and 1"
+        )
+    _stay_offline(recipe)
+    _quiet()
+    from distill.provenance import collect
+    from distill.track import start
+
+    provenance = collect(recipe.seed)
+    run = create_run(recipe, provenance) if resume is None else reopen_run(resume, recipe, provenance)
+    handler = logging.FileHandler(run.folder / "train.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    log.info("run %s", run.folder)
+    try:
+        if _finished(recipe, run):
+            return 0
+        config = {
+            "recipe": recipe.model_dump(mode="json"),
+            "recipe_sha256": recipe_hash(recipe),
+            "provenance": provenance,
+            "target": recipe.target.model,
+            "draft": recipe.draft.model or f"{recipe.draft.kind} of {recipe.target.model}",
+        }
+        tracker = start(recipe.track, run.folder, run.run_id, config, attempt=run.attempt)
+        code = 1
+        try:
+            train(recipe, run, stop, tracker)
+            code = 0
+        except Interrupted as interrupt:
+            code = 128 + interrupt.signum
+            has = f"its newest checkpoint is {run.last}" if run.last.exists() else "it has no checkpoint yet"
+            log.error("interrupted: no draft was exported; %s", has)
+            log.error("go on with: python -m distill.train --resume %s", run.folder)
+            raise
+        except (ValueError, OSError):
+            log.debug("failed", exc_info=True)  # train.log keeps where; the person gets the message alone
+            raise
+        finally:
+            stop.deferred = True  # a signal that comes only now changes nothing any more
+            tracker.finish(code)
+        return 0
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
+    """From prompts to a draft folder.
+
+    Args:
+        recipe: resolved recipe.
+        run: gets every file.
+        stop: signals.
+        tracker: gets curves, tables and the draft.
+
+    Returns:
+        The draft folder.
+
+    Raises:
+        ValueError: something in the recipe, the models or the traffic does not fit.
+        Interrupted: a signal arrived.
+    """
+    import lightning.pytorch as pl
+    import torch
+
+    from distill.checkpoint import write_draft
+    from distill.fit import fit
+    from distill.models import load_model
+    from distill.module import DraftModule
+    from distill.responses import read_manifest
+    from distill.shape import check_draft, describe, find_target, make_draft
+    from distill.stages import count_shortlist, coverage, find_costs, write_answers
+    from distill.teacher import ResponseDataset
+    from distill.tokens import eos_ids
+    from distill.validation import Validation
+
+    if recipe.trainer.num_threads:
+        torch.set_num_threads(recipe.trainer.num_threads)
+    device = _device(recipe, torch.cuda.is_available())
+    pl.seed_everything(recipe.seed, verbose=False)
+    stage = recipe.distill
+
+    target = find_target(recipe)
+    sizes = check_draft(recipe, target)
+    model = load_model(target.folder, recipe.target.dtype, device, recipe.target.trust_remote_code)
+    eos = eos_ids(target.config, model.generation_config, target.tokenizer)
+    write_answers(recipe, run, target, model, eos)
+    dataset = ResponseDataset(run.responses, stage.max_length)
+    held_out = ResponseDataset(run.validation, stage.max_length)
+
+    shortlist = None
+    if recipe.draft.head.size is not None:
+        shortlist = count_shortlist(dataset.rows, recipe.draft.head.size, target.config.vocab_size, eos)
+        shares = ", ".join(f"{name} {100 * share:.2f}%" for name, share in coverage(held_out.rows, shortlist).items())
+        rows = target.config.vocab_size
+        log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
+    draft, factors = make_draft(recipe, target, model, dataset)
+    served = find_costs(recipe, run, model, draft, shortlist, held_out)
+    teacher = model.get_output_embeddings().weight.detach().clone()
+    softcap = getattr(target.config, "final_logit_softcapping", None)
+    module = DraftModule(draft, teacher, stage, recipe.seed, shortlist, factors, softcap)
+    del model, draft  # the target's body is not needed any more
+    validation = Validation(held_out, served, module.softcaps, stage.tokens_per_step, stage.chunk_tok)
+
+    manifest = read_manifest(run.responses)
+    _announce(recipe, dataset, manifest["asked"])
+    resume_from = run.newest_whole() if run.attempt else None
+    best = fit(recipe, run, module, dataset, validation, stop, tracker, resume_from)
+    stop.check()
+    exported, factors = module.export()
+    meta = describe(recipe, run, target, sizes, manifest, best, stage.max_steps)
+    ids = None if module.shortlist is None else module.shortlist.tolist()
+    named = _tokenizer_class(target.folder)
+    write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)
+    run.link_latest()
+    tracker.summary({**best, "size": sizes.to_json(), "draft_folder": str(run.draft)})
+    tracker.artifact(f"draft-{recipe.name}", run.draft, {key: meta[key] for key in ("target", "size", "metrics")})
+    log.info("draft of step %s: %s", best["step"], run.draft)
+    return run.draft
+
+
+def _finished(recipe: Recipe, run: Run) -> bool:
+    """Has the run taken all its steps and exported its draft? Says what a resumption does to the schedule."""
+    if run.attempt == 0 or (newest := run.newest_whole()) is None:
+        return False
+    from distill.fit import checkpoint_step
+
+    step, end = checkpoint_step(newest), recipe.distill.max_steps
+    if step >= end and (run.draft / "draft.json").exists():
+        log.info("nothing to do: the run is at step %d of %d and its draft is %s", step, end, run.draft)
+        return True
+    log.info("resuming at step %d of %d; the learning rate follows the cosine that ends at step %d", step, end, end)
+    return False
+
+
+def _announce(recipe: Recipe, dataset: ResponseDataset, num_prompts: int) -> None:
+    """What is about to be trained on, before the first step."""
+    stage = recipe.distill
+    supervised, total = sum(dataset.num_supervised), sum(dataset.lengths)
+    tokens = stage.tokens_per_step * stage.accumulate
+    log.info(
+        "training on %d prompts, %d answers, %d supervised tokens (%s answers; dropped: %s; cut at max_length: %d)",
+        *(num_prompts, len(dataset), supervised, recipe.responses.source, dataset.num_dropped, dataset.num_cut),
+    )
+    log.info(
+        "%d steps of at most %d tokens (about %d supervised, %.1f answers; accumulate %d): %.1f epochs",
+        *(stage.max_steps, tokens, tokens * supervised // total, tokens * len(dataset) / total, stage.accumulate),
+        stage.max_steps * tokens / total,
+    )
+
+
+def _device(recipe: Recipe, cuda: bool) -> str:
+    if recipe.trainer.accelerator == "cuda" and not cuda:
+        raise RunError("trainer.accelerator = cuda, but no CUDA device is there; use cpu or auto")
+    return "cuda" if cuda and recipe.trainer.accelerator != "cpu" else "cpu"
+
+
+def _stay_offline(recipe: Recipe) -> None:
+    """Forbids the hub where the recipe does not need it. Must come before the first import that reads these."""
+    bundled = TargetStage.model_fields["model"].default
+    models = [name for name in (recipe.target.model, recipe.draft.model) if name is not None]
+    traffic = [*sources(recipe.traffic.train), *sources(recipe.traffic.heldout)]
+    local = all(name == bundled or Path(name).expanduser().exists() for name in models)
+    if local and all(name == "bundled" or paths(name) for name in traffic):
+        os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+
+
+def _quiet() -> None:
+    """Keeps the libraries' progress bars, tips and advice about loaders out of the log."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", module=r"lightning\..*")
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "httpx", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+def _tokenizer_class(folder: str) -> str | None:
+    """The class that the target's own files name."""
+    path = Path(folder) / "tokenizer_config.json"
+    return json.loads(path.read_text()).get("tokenizer_class") if path.is_file() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
