@@ -87,7 +87,7 @@ class _Meter:
             second = getattr(layer, "pre_feedforward_layernorm", None) or layer.post_attention_layernorm
             hooks += [
                 layer.input_layernorm.register_forward_pre_hook(self._stream(number)),
-                second.register_forward_pre_hook(lambda _, args: self._moment(args[0])),
+                second.register_forward_pre_hook(self._second_read),
                 layer.self_attn.o_proj.register_forward_pre_hook(self._heads(number)),
                 layer.mlp.down_proj.register_forward_pre_hook(self._channels(number)),
             ]
@@ -109,6 +109,9 @@ class _Meter:
         unit = nn.functional.normalize(states.flatten(0, 1).float(), dim=-1)
         self.hidden.addmm_(unit.T, unit, alpha=unit.shape[1])
         return unit
+
+    def _second_read(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._moment(args[0])
 
     def _stream(self, number: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -136,6 +137,14 @@ def pruned_config(
         if "layer" in key and isinstance(value, list) and len(value) == config.num_hidden_layers:
             setattr(draft, key, [value[at] for at in kept])
     draft.num_hidden_layers = len(kept)
+    try:
+        draft.validate()
+    except StrictDataclassError as error:
+        heads = draft.num_attention_heads
+        raise PruneError(
+            f"draft of width {draft.hidden_size} with {heads} query heads: {error.__cause__ or error} "
+            f"Stock classes refuse it; try draft.hidden_size {draft.hidden_size // heads * heads or heads}"
+        ) from error
     if kind == "qwen2" and head_dim * draft.num_attention_heads != draft.hidden_size:
         logger.warning(
             "qwen2 with heads * head_dim != hidden_size loads in transformers; other servers may not read it"
