@@ -1,0 +1,211 @@
+"""Cached answers as batches: what is supervised, with which target state, in which order."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from distill.losses import chunked_loss, divergence
+from distill.responses import FORMAT
+from distill.teacher import BatchPlan, ResponseDataset, TeacherError, Windows
+
+
+def write_folder(
+    folder: Path, answers: list[tuple[int, int]], target: PreTrainedModel | None = None, shard_rows: int = 4
+) -> Path:
+    """A responses folder with rows of (prompt tokens, answer tokens), as `distill.responses` writes it.
+
+    With a target the ids are random and the states are the target's own; without, ids count up and state j of a row is
+    [its first answer id, j].
+    """
+    folder.mkdir(exist_ok=True)
+    generator = torch.Generator().manual_seed(11)
+    shards = []
+    for number, start in enumerate(range(0, len(answers), shard_rows)):
+        lines, states = [], []
+        for index, (prompt, answer) in enumerate(answers[start : start + shard_rows], start):
+            if target is None:
+                ids = list(range(100 * index, 100 * index + prompt + answer))
+                hidden = torch.tensor([[ids[prompt] if answer else 0, j] for j in range(answer)]).float().reshape(-1, 2)
+            else:
+                ids = torch.randint(5, 500, (prompt + answer,), generator=generator).tolist()
+                with torch.no_grad():
+                    hidden = target.model(torch.tensor([ids])).last_hidden_state[0, prompt - 1 : -1]
+            states.append(hidden)
+            row = {
+                "id": f"row-{index}",
+                "domain": ("code", "math")[index % 2],
+                "prompt_ids": ids[:prompt],
+                "answer_ids": ids[prompt:],
+                "temperature": 0.0,
+                "finish": "eos",
+                "reference": False,
+            }
+            lines.append(json.dumps(row) + "\n")
+        (folder / f"rows-{number:05d}.jsonl").write_text("".join(lines))
+        save_file({"hidden": torch.cat(states).bfloat16()}, folder / f"hidden-{number:05d}.safetensors")
+        tokens = sum(a for _, a in answers[start : start + shard_rows])
+        shards.append({"shard": number, "rows": len(lines), "tokens": tokens})
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "settings": {}, "shards": shards}))
+    return folder
+
+
+def test_supervised_positions_labels_and_states_belong_together(tmp_path):
+    data = ResponseDataset(write_folder(tmp_path, [(3, 4), (5, 1), (2, 6), (4, 3), (1, 2)]), max_length=100)
+    batch = data.collate([4, 0, 1])
+    assert batch.rows == (4, 0, 1)
+    # The last answer token predicts nothing supervised, so inputs are one shorter than prompt + answer.
+    assert batch.input_ids.tolist() == [
+        [400, 401, 0, 0, 0, 0],
+        [0, 1, 2, 3, 4, 5],
+        [100, 101, 102, 103, 104, 0],
+    ]
+    assert batch.positions.tolist() == [[0, 0], [0, 1], [1, 2], [1, 3], [1, 4], [1, 5], [2, 4]]
+    assert batch.labels.tolist() == [401, 402, 3, 4, 5, 6, 105]
+    inputs = batch.input_ids[batch.positions[:, 0], batch.positions[:, 1]]
+    assert (inputs + 1).tolist() == batch.labels.tolist()
+    # 401 and 105 are above 256: bf16 keeps 8 bits.
+    first = torch.tensor([401, 401, 3, 3, 3, 3, 105]).bfloat16()
+    assert torch.equal(batch.hidden_target[:, 0], first)
+    assert batch.hidden_target[:, 1].tolist() == [0, 1, 0, 1, 2, 3, 0]
+    assert data.lengths == [6, 5, 7, 6, 2]
+
+
+def test_t20_rows_without_room_for_an_answer_are_dropped_and_counted(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        data = ResponseDataset(write_folder(tmp_path, [(8, 0), (64, 5), (60, 10), (3, 4)]), max_length=64)
+    assert [row.id for row in data.rows] == ["row-2", "row-3"]
+    assert data.num_dropped == {"empty": 1, "prompt_too_long": 1}
+    assert data.num_cut == 1 and data.num_supervised == [4, 4]
+    assert "dropped 1 empty, 1 whose prompt fills max_length 64; 1 cut there" in caplog.text
+    batch = data.collate([0, 1])
+    assert batch.input_ids.shape == (2, 63)
+    assert batch.labels.tolist() == [260, 261, 262, 263, 303, 304, 305, 306]
+    assert len(batch.labels) == len(batch.hidden_target) == len(batch.positions) == 8
+
+
+def test_nothing_left_is_an_error(tmp_path):
+    folder = write_folder(tmp_path, [(64, 5), (8, 0)])
+    with pytest.raises(TeacherError, match=r"no answer to train on .*max_length 64"):
+        ResponseDataset(folder, max_length=64)
+    with pytest.raises(TeacherError, match="max_length 1: must be >= 2"):
+        ResponseDataset(folder, max_length=1)
+    with pytest.raises(TeacherError, match="qa"):
+        ResponseDataset(folder, max_length=100, domains=["qa"])
+
+
+def test_domains_are_kept_apart(tmp_path):
+    data = ResponseDataset(write_folder(tmp_path, [(3, 4)] * 6), max_length=64, domains=["math"])
+    assert [row.id for row in data.rows] == ["row-1", "row-3", "row-5"]
+    assert data.collate([2]).labels.tolist() == [503, 504, 505, 506]
+
+
+def test_a_cut_or_missing_shard_is_named(tmp_path):
+    folder = write_folder(tmp_path, [(3, 4), (3, 5)])
+    path = folder / "hidden-00000.safetensors"
+    save_file({"hidden": torch.zeros(6, 2, dtype=torch.bfloat16)}, path)
+    data = ResponseDataset(folder, max_length=64)
+    assert len(data[0].labels) == 4
+    with pytest.raises(TeacherError, match=r"hidden-00000.safetensors: 6 hidden states, but row 'row-1'"):
+        data[1]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TeacherError, match="hidden-00000"):
+        ResponseDataset(folder, max_length=64)[0]
+    path.unlink()
+    with pytest.raises(TeacherError, match="hidden-00000"):
+        ResponseDataset(folder, max_length=64)[0]
+
+
+def test_states_are_mapped_and_a_worker_maps_its_own(tmp_path):
+    data = ResponseDataset(write_folder(tmp_path, [(3, 4)] * 6), max_length=64)
+    expected = data.collate(range(6))
+    copy = pickle.loads(pickle.dumps(data))
+    assert not copy._hidden
+    assert torch.equal(copy.collate(range(6)).hidden_target, expected.hidden_target)
+
+
+def test_batches_keep_the_budget_and_see_every_row_once_an_epoch():
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(10, 300, (500,), generator=generator).tolist() + [5000]
+    plan = BatchPlan(lengths, 2048, seed=3)
+    for number in range(2):
+        batches = plan.epoch(number)
+        assert sorted(itertools.chain(*batches)) == list(range(501))
+        for batch in batches:
+            padded = len(batch) * max(lengths[row] for row in batch)
+            assert padded <= 2048 or batch == [500]
+        assert len({len(batch) for batch in batches}) > 3
+    assert plan.epoch(0) != plan.epoch(1)
+    filled = sum(lengths[:500]) / sum(len(b) * max(lengths[r] for r in b) for b in plan.epoch(0) if b != [500])
+    assert filled > 0.9
+    assert BatchPlan(lengths, 2048, seed=3).epoch(1) == plan.epoch(1)
+    assert BatchPlan(lengths, 2048, seed=4).epoch(1) != plan.epoch(1)
+
+
+def test_t42_any_batch_can_be_asked_for_without_the_ones_before():
+    plan = BatchPlan(list(range(5, 65)), 200, seed=1)
+    in_order = [plan[number] for number in range(40)]
+    epochs = [batch for number in range(4) for batch in plan.epoch(number)]
+    assert in_order == epochs[:40]
+    for number in (39, 7, 0, 25):
+        assert BatchPlan(list(range(5, 65)), 200, seed=1)[number] == in_order[number]
+        assert plan[number] == in_order[number]
+
+
+def test_impossible_plans_are_refused():
+    with pytest.raises(TeacherError, match="0 rows"):
+        BatchPlan([], 100, 0)
+    with pytest.raises(TeacherError, match="0 tokens"):
+        BatchPlan([3], 0, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_t42_windows_resume_at_a_step_whatever_the_workers(tmp_path, workers):
+    data = ResponseDataset(write_folder(tmp_path, [(3, 1 + n % 7) for n in range(20)]), max_length=64)
+
+    def steps(start: int, count: int, rank: int = 0, ranks: int = 1) -> list[list[tuple[int, ...]]]:
+        windows = Windows(data, BatchPlan(data.lengths, 30, seed=5), 2, start, rank, ranks)
+        loader = DataLoader(windows, batch_size=None, num_workers=workers)
+        return [[batch.rows for batch in window] for window in itertools.islice(loader, count)]
+
+    straight = steps(0, 12)
+    assert all(len(window) == 2 for window in straight)
+    assert steps(7, 5) == straight[7:]
+    flat = list(itertools.chain(*straight))
+    both = [steps(0, 3, rank, 2) for rank in range(2)]
+    assert [*both[0][0], *both[1][0], *both[0][1], *both[1][1]] == flat[:8]
+
+
+def test_t21_rows_side_by_side_are_as_good_as_alone(tmp_path, t_tied):
+    """No packing: right padding is never looked at, so a batch's loss is the sum of its rows' losses."""
+    data = ResponseDataset(write_folder(tmp_path, [(1, 3), (4, 5), (2, 9)], t_tied), max_length=64)
+    head = t_tied.lm_head.weight.detach()
+
+    def loss(rows: list[int]) -> float:
+        batch = data.collate(rows)
+        with torch.no_grad():
+            states = t_tied.model(batch.input_ids).last_hidden_state * 1.1
+        states = states[batch.positions[:, 0], batch.positions[:, 1]]
+        return chunked_loss(states, head, batch.hidden_target, head, batch.labels, {"forward_kl": 1.0}, 1)[0].item()
+
+    assert loss([0, 1, 2]) == pytest.approx(loss([0]) + loss([1]) + loss([2]), abs=1e-4)
+
+
+def test_cached_states_and_head_are_the_live_target(tmp_path, t_tied):
+    """From bf16 states the divergence to the live target is far below any draft's."""
+    data = ResponseDataset(write_folder(tmp_path, [(6, 20), (9, 12)], t_tied), max_length=64)
+    batch = data.collate([0, 1])
+    with torch.no_grad():
+        live = t_tied(batch.input_ids).logits[batch.positions[:, 0], batch.positions[:, 1]]
+        cached = batch.hidden_target.float() @ t_tied.lm_head.weight.T
+    assert divergence("forward_kl", live, cached).max() < 1e-3
+    assert (live.argmax(-1) == cached.argmax(-1)).all()
