@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from distill.rows import HeadRows, draw_rows
 from distill.schema import Distill
 from distill.teacher import Batch
 from distill.validation import Score, Validation
+
+log = logging.getLogger(__name__)
 
 
 class TrainingDiverged(ValueError):
@@ -52,7 +55,8 @@ class DraftModule(pl.LightningModule):
 
     Args:
         draft: the draft; its weights are brought to float32 (bf16 ones are too coarse for small updates).
-        teacher_head: [V, H] the target's head; not trained and in no checkpoint.
+        teacher_head: [V, H] the target's head; not trained and in no checkpoint. Where the draft's has another number
+            of rows (padding), both are limited to the rows they share, and the softmax with them.
         stage: training settings.
         seed: of the rows drawn outside the shortlist.
         shortlist: [S] head rows the engine will use; None is every row.
@@ -84,7 +88,13 @@ class DraftModule(pl.LightningModule):
         if factors is not None:
             self.left, self.right = (nn.Parameter(value.detach().float().clone()) for value in factors)
             draft.set_output_embeddings(nn.Identity())  # `export` puts the folded head back
-        self.register_buffer("teacher_head", teacher_head.detach(), persistent=False)
+        self.num_rows = min(self.table.shape[0], teacher_head.shape[0])
+        if self.table.shape[0] != teacher_head.shape[0]:
+            log.info(
+                "the target's head has %d rows, the draft's %d: the losses are over the %d they share",
+                *(teacher_head.shape[0], self.table.shape[0], self.num_rows),
+            )
+        self.register_buffer("teacher_head", teacher_head.detach()[: self.num_rows], persistent=False)
         # Kept in the checkpoint: a warm start must use these rows, not rows counted anew.
         self.register_buffer("shortlist", shortlist)
         self.taken: dict[str, float] = {}
@@ -108,7 +118,7 @@ class DraftModule(pl.LightningModule):
         """Head rows of this step: the same for every micro-batch, a function of seed and step."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.global_step)
         labels = torch.cat([batch.labels for batch in window])
-        return draw_rows(self.shortlist, labels, self.table.shape[0], self.stage.outside_rows, generator)
+        return draw_rows(self.shortlist, labels, self.num_rows, self.stage.outside_rows, generator)
 
     def training_step(self, window: Sequence[Batch], index: int) -> None:
         """One optimizer step."""
@@ -164,7 +174,7 @@ class DraftModule(pl.LightningModule):
         Indexing the table inside the graph would make a gradient of the whole table for every micro-batch, only to
         add it to the embedding's: 65 ms of a step at 49,152 rows of width 576. `_return_gradient` adds the rows once.
         """
-        if rows.shift is None:
+        if rows.shift is None and self.num_rows == self.table.shape[0]:
             return self.table, self.teacher_head
         return self.table.detach()[rows.ids].requires_grad_(), self.teacher_head[rows.ids]
 
@@ -203,7 +213,7 @@ class DraftModule(pl.LightningModule):
     def validate(self, validation: Validation) -> list[Score]:
         """Scores the draft as it stands, in the precision it is trained in."""
         precision = self.trainer.precision_plugin
-        head = self.table.detach()
+        head = self.table.detach()[: self.num_rows]
         if self.trainer.precision == "bf16-mixed":
             head = head.bfloat16()
         self.draft.eval()

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from distill.models import SizeCount, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.module import low_rank_factors
-from distill.prune import layer_plan, measure_importance, plan_config, prune
+from distill.prune import layer_plan, measure_importance, prune, pruned_config
 from distill.recipe import Recipe
 from distill.runs import Run
 from distill.teacher import ResponseDataset
@@ -95,7 +95,7 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
         check_shared(target.tokenizer, load_tokenizer(folder), target.config.vocab_size, config.vocab_size)
     else:
         layers = layer_plan(target.config.num_hidden_layers, stage.layers, stage.num_layers)
-        config = plan_config(target.config, layers, stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
+        config = pruned_config(target.config, layers, stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
     if head.size is not None and head.size > config.vocab_size:
         raise ShapeError(f"draft.head.size = {head.size}: the head has {config.vocab_size} rows, allowed up to that")
     size = param_counts(config, head.size)
