@@ -48,8 +48,10 @@ def explain(error: ValidationError, schema: dict[str, Any], data: dict[str, Any]
 
 
 def line(key: Key, places: dict[Key, str], message: str) -> str:
-    """Place, key and message; a default's place is that of the nearest written key around it."""
-    place = next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), None)
+    """Place, key and message; a key that was not written itself has the place of one around it or inside it."""
+    around = (places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places)
+    inside = (place for other, place in places.items() if other[: len(key)] == key)
+    place = next(around, next(inside, None))
     return f"{place}: {dotted(key)} {message}" if place else f"{dotted(key)} {message}"
 
 
@@ -123,7 +125,7 @@ def _allowed(node: dict[str, Any], schema: dict[str, Any]) -> str:
     }
     text = "a non-empty text" if node.get("minLength") else words[str(kind)]
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {node[name]:g}" for name, sign in bounds.items() if name in node]
+    limits = [f"{sign} {node[name]}" for name, sign in bounds.items() if name in node]
     if "pattern" in node:
         limits.append("of letters, digits, . _ and -, starting with a letter or digit")
     return " ".join([text, " and ".join(limits)]).strip()

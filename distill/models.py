@@ -114,10 +114,10 @@ def resolve(name: str, revision: str | None = None) -> str:
                 convert(path, folder, {"name": path.stem})
     elif path.is_dir():
         folder = path
-    elif path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    elif path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise ModelUnavailable(
-            f"target or draft model {name!r}: no folder there; give a folder, a .gguf file, a hub id (owner/name) "
-            f"or a bundled name ({', '.join(BUNDLED)})"
+            f"model {name!r}: neither a bundled name ({', '.join(BUNDLED)}) nor a folder here; "
+            "give one of these, a .gguf file, or a hub id (owner/name)"
         )
     else:
         return _from_hub(name, revision)
