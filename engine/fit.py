@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,11 @@ class VerifyFit:
     worst_frac: float
 
 
-def fit_draft(times_ms: dict[int, float]) -> tuple[float, float]:
+def fit_draft(times_ms: Mapping[float, float]) -> tuple[float, float]:
     """d0 and t of D(k) = d0 + k*t by least squares, neither below 0.
 
     Args:
-        times_ms: draft time of a cycle by k (k >= 1).
+        times_ms: draft time of a cycle by k (k > 0; a mean over cycles need not be whole).
 
     Returns:
         (d0_ms, t_ms); with a single k, d0 is 0.

@@ -122,13 +122,15 @@ def _cells_here(
     for row in rows:
         arms.setdefault(row.arm, []).append(row)
     baseline = arms.get(BASELINE, [])
+    away = [r for r in other if r.arm == BASELINE]
+    drafts = {r.draft for r in rows if r.k}
+    fitted = {d: stats.fit_costs(baseline, _ladder(rows, d), d) for d in drafts}
+    moved = {d: stats.fit_costs(away, _ladder(other, d), d) for d in drafts}
     made = []
     for arm, mine in sorted(arms.items(), key=lambda item: (item[1][0].draft, item[1][0].k)):
-        fitted = stats.fit_costs(baseline, _ladder(rows, mine[0].draft), mine[0].draft) if mine[0].k else None
-        away = [r for r in other if r.arm == BASELINE]
-        moved = stats.fit_costs(away, _ladder(other, mine[0].draft), mine[0].draft) if mine[0].k else None
-        cell = {"arm": arm, "domain": domain, "group": group} | _cell(mine, baseline, fitted, plan, moved, settings)
-        made.append(cell)
+        draft = mine[0].draft
+        cell = _cell(mine, baseline, fitted.get(draft), plan, moved.get(draft), settings)
+        made.append({"arm": arm, "domain": domain, "group": group} | cell)
     return made
 
 
@@ -154,10 +156,12 @@ def _cell(
     speedup = latency_speedup(pairs, settings.objective, settings.bootstrap, settings.seed) if one.k else None
     accepted = stats.acceptance(rows, settings.bootstrap, settings.seed)
     share, closure = stats.shares(rows)
-    contexts = [r.context_tok for r in rows]
+    # Repeats would weigh their requests more.
+    each = [found[0] for found in stats.by_request(rows).values()]
+    contexts, lengths = [r.context_tok for r in each], [r.new_tok for r in each]
     planned = model.costs_for(plan, one.draft, round(fmean(contexts)), one.batch) if plan and one.k else None
     speed, base_speed = stats.tokens_per_s(rows), stats.tokens_per_s(baseline)
-    request = _mean_request(rows, baseline)
+    request = _mean_request(each, [found[0] for found in stats.by_request(baseline).values()])
     cell: Cell = {
         "draft": one.draft,
         "policy": f"chain, k = {one.k}" if one.k else "no speculation",
@@ -167,7 +171,7 @@ def _cell(
         "dtype": one.dtype,
         "temperature": sorted({r.temperature for r in rows}),
         "context_tok": {"p50": float(np.median(contexts)), "max": max(contexts)},
-        "new_tok": {"p50": float(np.median([r.new_tok for r in rows])), "max": max(r.new_tok for r in rows)},
+        "new_tok": {"p50": float(np.median(lengths)), "max": max(lengths)},
         "num_requests": len(pairs) if one.k else len(stats.by_request(stats.bare(rows))),
         "status": "ok",
         **accepted,

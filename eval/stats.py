@@ -134,19 +134,22 @@ def timing(rows: Sequence[RequestRow]) -> dict[str, dict[str, float] | None]:
 def tokens_per_s(rows: Sequence[RequestRow]) -> float | None:
     """Answer tokens a second while the arm was running, over bare rows.
 
-    At batch 1 the time is the sum of the requests'; above, the length of the union of their spans.
+    At batch 1 the time is the sum of the requests' (repeats averaged); above, the length of the union of their spans.
     """
     kept = bare(rows)
     if not kept:
         return None
     if kept[0].batch == 1:
-        busy_ms = sum(r.e2e_ms for r in kept)
+        found = by_request(kept).values()
+        tokens = sum(fmean(r.new_tok for r in repeats) for repeats in found)
+        busy_ms = sum(geometric_mean([r.e2e_ms for r in repeats]) for repeats in found)
     else:
+        tokens = float(sum(r.new_tok for r in kept))
         busy_ms, until = 0.0, float("-inf")
         for start, end in sorted((r.start_s * 1e3, r.start_s * 1e3 + r.e2e_ms) for r in kept):
             busy_ms += max(0.0, end - max(start, until))
             until = max(until, end)
-    return 1e3 * sum(r.new_tok for r in kept) / busy_ms if busy_ms else None
+    return 1e3 * tokens / busy_ms if busy_ms else None
 
 
 def shares(rows: Sequence[RequestRow]) -> tuple[dict[str, float] | None, float | None]:
@@ -197,31 +200,37 @@ def fit_costs(baseline: Sequence[RequestRow], arms: Sequence[Sequence[RequestRow
         costs, or None without a baseline or phased rows.
     """
     T, first = token_ms(baseline), next((r for rows in arms for r in rows), None)
-    verify: dict[int, float] = {}
-    drafting: dict[int, float] = {}
+    base_share, _ = shares(baseline)
+    # By mean proposals a cycle, which is a little under k: cycles near the length limit propose less.
+    verify: dict[float, float] = {}
+    drafting: dict[float, float] = {}
+    ks: dict[int, float] = {}
     rest: dict[str, list[float]] = {"sampling": [], "host": []}
     for rows in arms:
         share, _ = shares(rows)
         num = sum(len(r.cycles) for r in bare(rows))
-        proposed = sum(c.proposed for r in bare(rows) for c in r.cycles)
         if share is None or not num:
             continue
         cycle = sum(r.wall_ms for r in bare(rows)) / num
-        verify[rows[0].k] = share["verify"] * cycle
-        # Cycles near the length limit draft less than k; D is of a whole one.
-        whole = rows[0].k * num / proposed if proposed and draft != LOOKUP else 1.0
-        drafting[rows[0].k] = share["draft"] * cycle * whole
+        proposed = sum(c.proposed for r in bare(rows) for c in r.cycles) / num
+        k = rows[0].k
+        # Look-up fills its block up to k whatever it found, so its passes are k wide.
+        ks[k] = float(k) if draft == LOOKUP or not proposed else proposed
+        verify[ks[k]], drafting[ks[k]] = share["verify"] * cycle, share["draft"] * cycle
         for name, found in rest.items():
             found.append(share[name] * cycle)
     if T is None or first is None or not verify:
         return None
-    base_share, _ = shares(baseline)
-    if base_share is not None and base_share["verify"] > 0:
-        verify[0] = base_share["verify"] * T
+    plain = {0.0: base_share["verify"] * T} if base_share is not None and base_share["verify"] > 0 else {}
+    points = plain | verify
+    slope = max(0.0, float(np.polyfit(list(points), list(points.values()), 1)[0])) if len(points) > 1 else 0.0
+    table = {k: verify[mean] + slope * (k - mean) for k, mean in ks.items()}
     d0, t = fit_draft(drafting)
     context = round(fmean(r.context_tok for rows in arms for r in rows))
     S, H = max(0.0, fmean(rest["sampling"])), max(0.0, fmean(rest["host"]))
-    return Costs(T, verify, t, d0, S, H, context, first.batch, first.device, draft)
+    if plain:
+        table[0] = plain[0.0]
+    return Costs(T, table, t, d0, S, H, context, first.batch, first.device, draft)
 
 
 def waste_ms(rows: Sequence[RequestRow], costs: Costs | None) -> float | None:

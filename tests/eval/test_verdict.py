@@ -1,0 +1,279 @@
+"""The choice goes by time; the verdict says why, from one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from engine.costs import Costs
+from eval.cells import Settings, build_cells
+from eval.choice import RANK_KEYS, TIE_RULE, Candidate, choose, rank
+from eval.records import RequestRow, measured
+from eval.rules import RULES
+from eval.verdict import decide
+from tests.eval.rows import LARGE, LOOKUP, SMALL, make_plan, make_row, make_run, plain
+
+SIZES = {"code-5pct": 7_000_000, "code-18pct": 24_000_000}
+
+
+def judge(
+    rows: Sequence[RequestRow], plan: dict[str, Any] | None = None, sizes: dict[str, int] | None = None, **change: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Choice and verdict of some rows."""
+    used = Settings(**{"bootstrap": 200, "domain": "code", **change})
+    cells = build_cells(measured(rows), plan, used)
+    choice = choose(cells, used, sizes or SIZES)
+    return choice, decide(cells, choice, used, sum(r.error is not None for r in rows))
+
+
+def reason(verdict: dict[str, Any], start: str) -> dict[str, Any] | None:
+    return next((r for r in verdict["reasons"] if r["rule"].startswith(start)), None)
+
+
+def arms(gains: dict[str, Sequence[float]], k: int = 3, accepted: dict[str, int] | None = None) -> list[RequestRow]:
+    """Bare rows in which each draft has these speedups over a 100 ms baseline, request by request."""
+    rows = []
+    for i in range(len(next(iter(gains.values())))):
+        common: dict[str, Any] = {"request_id": str(i), "prefill_ms": 0.0, "finish": "eos"}
+        rows.append(plain(13, wall_ms=100.0, **common))
+        for draft, gain in gains.items():
+            a = (accepted or {}).get(draft, 1)
+            rows.append(make_row([(k, a, a + 1)] * (12 // (a + 1)), k=k, draft=draft, wall_ms=100 / gain[i], **common))
+    return rows
+
+
+# -- choice --
+
+
+def test_t59_higher_acceptance_lower_speed() -> None:
+    a = Candidate("draft:A@k3", "A", 3, 1.6, 900.0, alpha=0.80)
+    b = Candidate("draft:B@k3", "B", 3, 2.3, 700.0, alpha=0.65)
+    assert [c.draft for c in rank([a, b])] == ["B", "A"]
+
+
+def test_t59_ties_go_by_the_stated_rule() -> None:
+    one = Candidate("draft:A@k3", "A", 3, 2.000, 900.0, size=10)
+    assert rank([one, replace(one, draft="B", arm="draft:B@k3", e2e_p95_ms=800.0)])[0].draft == "B"
+    assert rank([one, replace(one, draft="B", arm="draft:B@k3", size=5)])[0].draft == "B"
+    assert rank([one, replace(one, k=2, arm="draft:A@k2")])[0].k == 2
+    assert rank([replace(one, draft="B", arm="draft:B@k3"), one])[0].draft == "A"
+    # Within half a percent is a tie, beyond it is not.
+    assert rank([one, replace(one, draft="B", arm="draft:B@k3", value=1.995, size=5)])[0].draft == "B"
+    assert rank([one, replace(one, draft="B", arm="draft:B@k3", value=1.98, size=5)])[0].draft == "A"
+    assert "p95" in TIE_RULE and "0.5%" in TIE_RULE
+    assert rank([]) == []
+
+
+def test_t59_from_rows_the_fast_draft_is_chosen_and_the_other_shown() -> None:
+    rows = arms({"A": [1.6] * 8, "B": [2.3] * 8}, accepted={"A": 3, "B": 2})
+    choice, verdict = judge(rows, sizes={})
+    assert choice["draft"] == "B" and choice["k"] == 3
+    assert choice["acceptance_best"]["draft"] == "A" and choice["acceptance_best"]["alpha"] == 1.0
+    assert choice["rank_key"] == RANK_KEYS["latency@p50"] and choice["tie_rule"] == TIE_RULE
+    assert verdict["go"] and "draft B at k = 3" in verdict["headline"]
+
+
+def test_the_inversion_on_the_made_up_device() -> None:
+    choice, verdict = judge(make_run(num=8), make_plan())
+    assert choice["draft"] == "code-5pct"
+    assert choice["acceptance_best"]["draft"] == "code-18pct"
+    assert choice["acceptance_best"]["alpha"] > next(c for c in choice["ranking"] if c["arm"] == choice["arm"])["alpha"]
+    assert choice["acceptance_best"]["value"] < choice["value"]
+    assert verdict["status"] == "go"
+
+
+def test_the_objective_decides() -> None:
+    # B is faster for most requests and much slower for the slowest ones.
+    rows = arms({"A": [1.5] * 20, "B": [2.0] * 17 + [0.4] * 3})
+    assert judge(rows, sizes={})[0]["draft"] == "B"
+    assert judge(rows, sizes={}, objective="latency@p95")[0]["draft"] == "A"
+
+
+def test_regret_and_held_out_value() -> None:
+    clear, _ = judge(arms({"A": [1.5] * 10, "B": [2.0] * 10}), sizes={})
+    assert clear["regret"] == pytest.approx(0.0) and clear["held_out"] == pytest.approx(2.0)
+    # Two equal drafts with opposite luck: the larger of the two flatters itself.
+    luck = [1.0, 2.0] * 6
+    split, _ = judge(arms({"A": luck, "B": luck[::-1]}, k=2), sizes={})
+    assert split["regret"] > 0.02
+
+
+def test_domains_choose_for_themselves() -> None:
+    choice, verdict = judge(make_run(num=8), make_plan())
+    assert set(choice["by_domain"]) == {"code", "math", "qa"}
+    assert all(d["regret"] >= 0 and d["value"] >= d["chosen_value"] for d in choice["by_domain"].values())
+    assert set(verdict["domains"]) == {"code", "math", "qa"}
+    assert verdict["domains"]["code"]["pays"]
+
+
+def test_an_arm_with_few_requests_is_left_out_and_said() -> None:
+    rows = [r for r in arms({"A": [1.5] * 12, "B": [3.0] * 12}) if r.draft != "B" or int(r.request_id) < 5]
+    choice, _ = judge(rows, sizes={}, min_requests=5)
+    assert choice["draft"] == "A" and choice["left_out"] == ["draft:B@k3"]
+
+
+def test_arms_are_compared_on_the_same_requests() -> None:
+    # B failed on the requests where A is slow; on those that both answered A is faster.
+    rows = arms({"A": [2.0] * 6 + [0.5] * 6, "B": [1.8] * 12})
+    rows = [r for r in rows if r.draft != "B" or int(r.request_id) < 6]
+    choice, _ = judge(rows, sizes={})
+    assert choice["draft"] == "A" and choice["num_requests"] == 6
+
+
+# -- verdict --
+
+
+def test_every_deciding_rule_is_listed_with_its_figure() -> None:
+    _, verdict = judge(make_run(num=8), make_plan())
+    decided = [r for r in verdict["reasons"] if r["decides"]]
+    assert len(decided) >= 4 and all(r["passed"] for r in decided)
+    for r in verdict["reasons"]:
+        assert {"rule", "figure", "threshold", "remedy", "predicted_gain"} <= set(r)
+        assert isinstance(r["figure"], float | int)
+    gains = [r["predicted_gain"] or 0 for r in verdict["reasons"] if not r["decides"]]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_rules_are_one_table_with_remedies() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all(rule.remedy and rule.passes in (">=", "<=") for rule in RULES)
+
+
+def test_a_slow_draft_is_no_go_with_the_draft_share_named() -> None:
+    """A draft half the target's depth: no k pays, and the draft's own time is what holds it back."""
+    half = replace(LARGE, t_ms=14.0)
+    choice, verdict = judge(make_run(num=8, drafts=(half,), lookup=False))
+    assert not verdict["go"] and verdict["status"] == "no-go"
+    assert choice["arm"] == "baseline" and choice["k"] == 0
+    assert verdict["headline"].startswith("Serve without speculation.")
+    share = reason(verdict, "draft share")
+    assert share is not None and share["figure"] > 0.25 and share["predicted_gain"] > 0.05
+    assert reason(verdict, "acceptance above break-even") is not None
+
+
+def test_predicted_gain_is_what_halving_the_draft_gives() -> None:
+    half = replace(LARGE, t_ms=11.0, d0_ms=0.0)
+    slow = reason(judge(make_run(num=12, ks=(2,), drafts=(half,), lookup=False, noise=0.0))[1], "draft share")
+    fast = replace(half, t_ms=5.5)
+    before = judge(make_run(num=12, ks=(2,), drafts=(half,), lookup=False, noise=0.0))[0]["ranking"]
+    after = judge(make_run(num=12, ks=(2,), drafts=(fast,), lookup=False, noise=0.0))[0]["ranking"]
+    real = after[0]["value"] / next(c for c in before if c["k"])["value"] - 1
+    assert slow is not None and slow["predicted_gain"] == pytest.approx(real, abs=0.05)
+
+
+def test_a_draft_must_beat_look_up() -> None:
+    rows = arms({"d": [1.4] * 8, "lookup": [1.6] * 8})
+    choice, verdict = judge(rows, sizes={})
+    assert choice["draft"] == "lookup"
+    assert not verdict["go"] and verdict["arm"] == "draft:d@k3"
+    assert verdict["headline"].startswith("Prompt look-up at k = 3 is faster (1.60x)")
+    failed = reason(verdict, "draft against prompt look-up")
+    assert failed is not None and not failed["passed"] and failed["figure"] == pytest.approx(1.4 / 1.6)
+
+
+def test_look_up_alone_is_judged_as_what_it_is() -> None:
+    _, verdict = judge(arms({"lookup": [1.6] * 8}), sizes={})
+    assert verdict["go"] and "prompt look-up at k = 3" in verdict["headline"]
+
+
+def test_a_gain_that_may_be_noise_is_no_go() -> None:
+    _, verdict = judge(arms({"d": [0.6, 0.7, 0.8, 1.2, 1.9, 2.0, 2.1]}), sizes={})
+    assert not verdict["go"]
+    low = reason(verdict, "low end of its 95% interval")
+    assert low is not None and not low["passed"] and low["figure"] < 1
+    speed = reason(verdict, "end-to-end speedup")
+    assert speed is not None and speed["passed"]
+    slower = reason(verdict, "requests made slower")
+    assert slower is not None and slower["figure"] == pytest.approx(3 / 7)
+
+
+def test_too_few_requests_is_insufficient() -> None:
+    for rows in (arms({"d": [2.0] * 4}), arms({"d": [2.0] * 6})[:1], []):
+        choice, verdict = judge(rows, sizes={})
+        assert verdict["status"] == "insufficient" and not verdict["go"]
+        assert choice["arm"] is None and choice["ranking"] == []
+    _, verdict = judge(arms({"d": [2.0] * 12}), sizes={}, objective="latency@p95")
+    assert verdict["status"] == "insufficient" and "needs 20" in verdict["headline"]
+
+
+def test_no_baseline_is_said() -> None:
+    _, verdict = judge([r for r in arms({"d": [2.0] * 8}) if r.k], sizes={})
+    assert verdict["status"] == "insufficient" and "no baseline" in verdict["headline"]
+
+
+def test_other_text_in_float32_is_a_bug_and_in_bfloat16_a_doubt() -> None:
+    rows = arms({"d": [2.0] * 8})
+    broken = [replace(r, tokens_sha="other") if r.k and r.request_id == "3" else r for r in rows]
+    _, verdict = judge(broken, sizes={})
+    exact = reason(verdict, "same text as the baseline (greedy, float32)")
+    assert not verdict["go"] and exact is not None and exact["figure"] == pytest.approx(7 / 8)
+    low = [replace(r, dtype="bfloat16") for r in broken]
+    _, verdict = judge(low, sizes={})
+    assert verdict["go"] and reason(verdict, "same text as the baseline (greedy, low") is not None
+    sampled = [replace(r, temperature=0.7) for r in broken]
+    _, verdict = judge(sampled, sizes={})
+    assert verdict["go"] and reason(verdict, "same text") is None
+
+
+def test_no_draft_can_pay_where_verifying_costs_too_much() -> None:
+    """The huge batch: k + 1 tokens cost nearly k + 1 times as much."""
+    table = {k: 20.9 * (k + 1) for k in range(6)}
+    wide = replace(SMALL, V_ms=table, t_ms=0.5)
+    _, verdict = judge(make_run(num=6, ks=(1, 3), drafts=(wide,), lookup=False, noise=0.0))
+    ceiling = reason(verdict, "ceiling of a perfect, free draft")
+    assert not verdict["go"] and ceiling is not None and ceiling["figure"] < 1.05
+    assert "do not train" in ceiling["remedy"]
+
+
+def test_a_noisy_machine_is_said() -> None:
+    _, verdict = judge(make_run(num=8, noise=0.15), make_plan())
+    noisy = reason(verdict, "spread of repeated baselines")
+    assert noisy is not None and noisy["figure"] > 0.05
+
+
+def test_domain_gap_and_launch_bound_and_prefix_kv() -> None:
+    launch = replace(SMALL, t_eager_ms=2.1, t_graph_ms=0.6, prefix_kv_ms={"a": 6.0, "b": 8.0}, bandwidth_frac=0.99)
+    _, verdict = judge(make_run(num=8), {"costs": [launch.to_json(), LARGE.to_json()]})
+    index = reason(verdict, "launch-bound index")
+    assert index is not None and index["figure"] == pytest.approx(1 - 0.6 / 2.1) and index["predicted_gain"] > 0
+    prefix = reason(verdict, "prefix KV share")
+    assert prefix is not None and prefix["figure"] > 0.2 and prefix["predicted_gain"] > 0
+    spread = reason(verdict, "spread of the prefix KV estimates")
+    assert spread is not None and spread["figure"] == pytest.approx(2 / 7)
+    assert reason(verdict, "acceptance lost from the training domain") is not None
+    # At batch 1 a busy memory bus is what speculation feeds on.
+    assert reason(verdict, "bandwidth use") is None
+
+
+def test_a_prediction_that_misses_is_said() -> None:
+    wrong = replace(SMALL, t_ms=6.0)
+    _, verdict = judge(make_run(num=8, drafts=(SMALL,)), {"costs": [wrong.to_json()]})
+    miss = reason(verdict, "error of the predicted speedup")
+    assert miss is not None and miss["figure"] > 0.05
+
+
+def test_plain_values_only() -> None:
+    """The report is JSON: no numpy numbers, no dataclasses."""
+    choice, verdict = judge(make_run(num=5), make_plan())
+
+    def check(value: Any) -> None:
+        assert value is None or type(value) in (str, int, float, bool, list, dict, tuple), type(value)
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+            check(inner)
+
+    check(choice)
+    check(verdict)
+
+
+def test_costs_of_the_look_up_do_not_predict() -> None:
+    assert isinstance(LOOKUP, Costs)
+    _, verdict = judge(make_run(num=6, drafts=()), make_plan())
+    assert verdict["arm"].startswith("lookup@")
+    assert all(r["predicted_gain"] is None for r in verdict["reasons"] if "waste" in r["rule"])
+
+
+def test_candidates_survive_json() -> None:
+    assert Candidate(**asdict(Candidate("a", "d", 1, 1.0, 2.0))) == Candidate("a", "d", 1, 1.0, 2.0)
