@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 MAX_K = 16
+# Answers up to this length are summed cycle by cycle.
+EXACT_TOK = 256
 Accept = float | Sequence[float]
 
 
@@ -196,11 +198,14 @@ def decode_ms(costs: Costs, k: int, accept: Accept, num_tok: int) -> float:
             kept.append(kept[-1] * c)
         chance.append([kept[a] - (kept[a + 1] if a < j else 0.0) for a in range(j + 1)])
     cycle = [cycle_ms(costs, j) for j in range(k + 1)]
+    # Far from the end E grows by one whole cycle for tau tokens (renewal theorem). Whole blocks are skipped, so that it
+    # also holds at acceptance 1, where E is periodic.
+    skipped = max(0, num_tok - EXACT_TOK) // (k + 1) * (k + 1)
     expected = [0.0]
-    for r in range(1, num_tok + 1):
+    for r in range(1, num_tok - skipped + 1):
         j = min(k, r - 1)
         expected.append(cycle[j] + sum(p * expected[r - a - 1] for a, p in enumerate(chance[j])))
-    return expected[num_tok]
+    return expected[-1] + skipped * cycle[k] / tau_by_position(positions)
 
 
 def scaled(costs: Costs, draft: float = 1.0, verify: float = 1.0, sampling: float = 1.0, host: float = 1.0) -> Costs:

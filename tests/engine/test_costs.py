@@ -61,6 +61,25 @@ def test_decode_ms_by_hand() -> None:
     assert model.decode_ms(HAND, 3, 0.5, 2) == pytest.approx(14 + 0.5 * 11)
 
 
+@pytest.mark.parametrize("accept", [0.0, 0.6, 1.0, [0.9, 0.2, 0.7]])
+def test_decode_ms_of_a_long_answer_is_the_whole_sum(accept: float | list[float]) -> None:
+    def whole(num_tok: int) -> float:
+        c = [accept] * 3 if isinstance(accept, float) else accept
+        spent = [0.0]
+        for left in range(1, num_tok + 1):
+            k = min(3, left - 1)
+            total, kept = model.cycle_ms(HAND, k), 1.0
+            for a in range(k + 1):
+                miss = 1 - c[a] if a < k else 1.0
+                total += kept * miss * spent[left - a - 1]
+                kept *= c[a] if a < k else 0.0
+            spent.append(total)
+        return spent[num_tok]
+
+    for num_tok in (255, 256, 257, 258, 259, 901):
+        assert model.decode_ms(HAND, 3, accept, num_tok) == pytest.approx(whole(num_tok), rel=1e-9)
+
+
 def test_break_even() -> None:
     alpha = model.break_even_alpha(HAND, 3)
     assert alpha is not None and model.tau(alpha, 3) == pytest.approx(2.0, abs=1e-4)
