@@ -6,12 +6,14 @@ What a split holds is fixed, so that a draft trained with one seed can be measur
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Literal
 
 from distill.prompt import Prompt
 
 
-def bundled_prompts(domain: str, split: Literal["train", "heldout"]) -> Iterator[Prompt]:
+@cache
+def bundled_prompts(domain: str, split: Literal["train", "heldout"]) -> tuple[Prompt, ...]:
     """All bundled prompts of a domain and split.
 
     Args:
@@ -21,14 +23,16 @@ def bundled_prompts(domain: str, split: Literal["train", "heldout"]) -> Iterator
     Raises:
         ValueError: another domain.
     """
-    for number, (text, source) in enumerate(_texts(domain, split)):
-        yield Prompt(
+    return tuple(
+        Prompt(
             id=f"bundled-{domain}-{split}-{number:05d}",
             domain=domain,
             messages=({"role": "user", "content": text},),
             reference=None,
             source=source,
         )
+        for number, (text, source) in enumerate(_texts(domain, split))
+    )
 
 
 def _texts(domain: str, split: str) -> Iterator[tuple[str, str]]:
