@@ -93,10 +93,10 @@ def _block(
             pull = _add(pull, diff.sign().sub_(1).div_(small[:, None]), weight / 2)
     grad = None
     if backward:
-        grad = diff.mul_(forward_factor)
+        factor = forward_factor / s.temperature
+        grad = diff if factor == 1 else diff.mul_(factor)
         if pull is not None:
-            grad.addcmul_(q, pull - torch.linalg.vecdot(q, pull)[:, None])
-        grad.div_(s.temperature)
+            grad.addcmul_(q, pull - torch.linalg.vecdot(q, pull)[:, None], value=1 / s.temperature)
     weight = s.weights.get("cross_entropy", 0.0)
     if weight:
         hard = temper(z, 1.0, shift)
@@ -107,6 +107,13 @@ def _block(
     if grad is not None and s.softcaps[1] is not None:
         grad.mul_(1 - (z / s.softcaps[1]).square())
     return value, alpha, match, grad
+
+
+def accumulate(total: Tensor, part: Tensor) -> None:
+    """total += part, where a 16-bit part is widened block by block: a whole copy costs more than the sum."""
+    rows = total.shape[0] if total.is_cuda else max(1, CPU_BLOCK // total.shape[1])
+    for to, extra in zip(total.split(rows), part.split(rows)):
+        to += extra
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from distill.loss_block import TEMPERATURE_POWER, BlockSettings, chunk_losses, wide_dtype
+from distill.loss_block import TEMPERATURE_POWER, BlockSettings, accumulate, chunk_losses, wide_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ class _Chunked(torch.autograd.Function):
                 if grad_hidden is not None:
                     torch.mul(z @ rows_d, factor[:, None], out=grad_hidden[at])
                 if grad_weight is not None:
-                    grad_weight += z.T @ (hidden * factor[:, None].to(s.dtype))
+                    accumulate(grad_weight, z.T @ (hidden * factor[:, None].to(s.dtype)))
         ctx.save_for_backward(grad_hidden, grad_weight, scale)
         ctx.dtypes = hidden_draft.dtype, weight_draft.dtype
         ctx.mark_non_differentiable(stats)
