@@ -132,7 +132,11 @@ def convert(gguf: Path, folder: Path, origin: dict[str, Any]) -> None:
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         _rewrite(staging / "config.json", config_for_v4)
-        _rewrite(staging / "tokenizer_config.json", tokenizer_config_for_v4)
+        # A model's own class would rebuild its splitting rules instead of reading those in tokenizer.json.
+        _rewrite(
+            staging / "tokenizer_config.json",
+            lambda config: tokenizer_config_for_v4({**config, "tokenizer_class": None}),
+        )
         for path in staging.iterdir():  # weights come out readable by their writer alone
             path.chmod((staging / "config.json").stat().st_mode)
         files = {path.name: path.stat().st_size for path in sorted(staging.iterdir())}

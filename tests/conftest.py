@@ -133,7 +133,11 @@ def make_target(
                 else:
                     weight.normal_(0.0, 1.5 * weight.shape[-1] ** -0.5)
     model.generation_config.eos_token_id = [1, 4]
-    return model.to(dtype).eval()
+    # Parameters alone: `model.to` would also round the rotary frequencies, which a loaded model keeps in float32.
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    model.config.dtype = dtype
+    return model.eval()
 
 
 def make_noisy(model: PreTrainedModel, scale: float = 0.05, seed: int = 1) -> PreTrainedModel:
