@@ -16,7 +16,7 @@ from rich.console import Console
 
 from eval.definitions import DEFINITIONS
 from eval.markdown import safe
-from eval.records import RequestRow
+from eval.records import RequestRow, arm_name
 from eval.report import build_report, terminal_table, write_report
 from eval.show import compact, figure, gain, interval, ms, number, percent, plain, speed
 from tests.eval.rows import SMALL, make_plan, make_row, make_run
@@ -55,10 +55,12 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows: list[RequestRow] = []
     for r in make_run(num=5, ks=(2, 3), drafts=(SMALL,), lookup=False):
         change = {"domain": f"{r.domain}{EVIL}", "request_id": f"={r.request_id}{EVIL}", "group": EVIL, "device": EVIL}
+        if r.k:
+            change["draft"], change["arm"] = f"d{EVIL}", arm_name(f"d{EVIL}", r.k)
         if r.error:
             change["error"] = f"{EVIL}\n\x00\x1b[31m"
         rows.append(make_row(**{**r.__dict__, **change}))
-    made = settings(target=EVIL, device={"name": EVIL}, drafts=[{"name": "code-5pct", EVIL: EVIL}], note=EVIL)
+    made = settings(target=EVIL, device={"name": EVIL}, drafts=[{"name": f"d{EVIL}", EVIL: EVIL}], note=EVIL)
     write_report(folder, build_report(rows, make_plan(), {EVIL: EVIL}, made))
     return folder
 
