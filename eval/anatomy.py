@@ -78,7 +78,7 @@ def phase_shares(report: Report) -> Figure | None:
                     ax.text(left + width / 2, y, f"{bar[f'{name}_share']:.0%}", ha="center", va="center", color=white)
                 left += width
             ax.text(left + 0.012 * ax.get_xlim()[1], y, f" {left:.1f}", va="center")
-        ax.set_yticks(range(len(bars)), [plain(bar["label"], 22) for bar in bars])
+        ax.set_yticks(range(len(bars)), ["\n".join(bar["label"].rsplit(", ", 1)) for bar in bars])
         ax.invert_yaxis()
         ax.margins(x=0.14)
         ax.set_xlim(left=0)

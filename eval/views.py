@@ -17,11 +17,11 @@ def words(draft: str) -> str:
     return "prompt look-up" if draft == LOOKUP else draft
 
 
-def arm_label(cell: Mapping[str, Any]) -> str:
-    """An arm in words: "code-5pct, k = 3"."""
+def arm_label(cell: Mapping[str, Any], limit: int = 36) -> str:
+    """An arm in words: "code-5pct, k = 3"; a long name is cut, k never."""
     if not cell["k"]:
         return "no speculation"
-    return f"{words(cell['draft'])}, k = {cell['k']}"
+    return f"{show.plain(words(cell['draft']), limit)}, k = {cell['k']}"
 
 
 def draft_names(report: Report) -> list[str]:
@@ -81,7 +81,7 @@ def share_bars(report: Report) -> list[dict[str, Any]]:
         share, total = cell["share"], cell["decode_ms_per_tok"]
         if not share or not total:
             continue
-        bar: dict[str, Any] = {"arm": arm, "label": arm_label(cell), "total_ms_per_tok": total}
+        bar: dict[str, Any] = {"arm": arm, "label": arm_label(cell, 22), "total_ms_per_tok": total}
         for name in PHASES:
             bar[f"{name}_share"], bar[f"{name}_ms_per_tok"] = share[name], share[name] * total
         bars.append(bar | {"prefix_kv_share": share["prefix_kv"], "waste_share": share["waste"]})

@@ -160,6 +160,13 @@ def test_hostile_text_stays_text(evil: Path) -> None:
         assert not [node for node in root.iter() if node.tag.endswith("script")]
 
 
+def test_a_long_name_never_hides_k(evil: Path) -> None:
+    report = json.loads((evil / "report.json").read_text())
+    page = Page((evil / "report.html").read_text()).text
+    for entry in report["choice"]["ranking"]:
+        assert not entry["k"] or f"…, k = {entry['k']}" in page
+
+
 def test_hostile_text_in_markdown_is_inert(evil: Path) -> None:
     lines = (evil / "report.md").read_text().split("\n")
     # A bar inside a cell would add a column; every row of a table has as many as its head.
