@@ -127,13 +127,13 @@ def _insufficient(pool: Sequence[Cell], baseline: Cell | None, settings: Setting
 
 def _headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], settings: Settings) -> str:
     """One sentence with the figure that decided."""
-    name = "prompt look-up" if judged["draft"] == LOOKUP else f"draft {judged['draft']}"
+    name = "prompt look-up" if judged["draft"] == LOOKUP else judged["draft"]
     gained = {
         "latency@p50": "the median request is {:.2f}x faster",
         "latency@p95": "the p95 request time is {:.2f}x shorter",
     }[settings.objective]
     if judged["value"] < 1:
-        gained = "it is slower than no speculation, {:.2f}x"
+        gained = "slower than no speculation, {:.2f}x"
     interval = f"95% interval {judged['low']:.2f} to {judged['high']:.2f}"
     what = f"{name} at k = {judged['k']}: {gained.format(judged['value'])} ({interval})"
     if go:

@@ -161,9 +161,13 @@ def notes(report: Report) -> list[str]:
             f"expected regret {show.percent(choice['regret'], 1)}."
         )
     best, longest = choice["acceptance_best"], choice["longest_accepted"]
-    # Against another k of the same draft acceptance says nothing: it falls with k.
-    rivals = [(best, "the highest acceptance")] if best and choice["k"] and best["draft"] != choice["draft"] else []
-    rivals += [(longest, "the most tokens a cycle")] if longest and longest["arm"] != choice["arm"] else []
+    # Against another k of the same draft alpha says nothing: it falls with k.
+    mine = next(c for c in choice["ranking"] if c["arm"] == choice["arm"])
+    rivals = []
+    if best and choice["k"] and best["draft"] != choice["draft"] and (best["alpha"] or 0) > (mine["alpha"] or 0):
+        rivals.append((best, "the highest acceptance"))
+    if longest and (longest["tau"] or 0) > (mine["tau"] or 1):
+        rivals.append((longest, "the most tokens a cycle"))
     for other, what in rivals:
         acceptance = f"alpha {show.number(other['alpha'])}, tau {show.number(other['tau'])}"
         end = f"still ends at {show.speed(other['value'])}: acceptance does not decide"

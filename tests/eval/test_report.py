@@ -205,7 +205,7 @@ def test_the_same_report_gives_the_same_files(written: Path, tmp_path: Path) -> 
 def test_markdown_and_terminal_say_the_same(written: Path) -> None:
     report = json.loads((written / "report.json").read_text())
     text = (written / "report.md").read_text()
-    assert text.startswith("# GO: Speculate with draft code-5pct at k =")
+    assert text.startswith("# GO: Speculate with code-5pct at k =")
     for entry in report["choice"]["ranking"]:
         assert speed(entry["value"]) in text
     console = Console(width=140, record=True, file=(written.parent / "console").open("w"))

@@ -73,7 +73,7 @@ def test_t59_from_rows_the_fast_draft_is_chosen_and_the_other_shown() -> None:
     assert choice["draft"] == "B" and choice["k"] == 3
     assert choice["acceptance_best"]["draft"] == "A" and choice["acceptance_best"]["alpha"] == 1.0
     assert choice["rank_key"] == RANK_KEYS["latency@p50"] and choice["tie_rule"] == TIE_RULE
-    assert verdict["go"] and "draft B at k = 3" in verdict["headline"]
+    assert verdict["go"] and "with B at k = 3" in verdict["headline"]
 
 
 def test_the_inversion_on_the_made_up_device() -> None:
