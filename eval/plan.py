@@ -174,14 +174,13 @@ def tables(plan: dict[str, Any]) -> list[Table]:
     found = [overview]
     for c in (c for c in costs if c.context == min(CONTEXTS)):
         table = Table(title=f"{c.draft}: what k proposals need (context {c.context})")
+        alphas = (*PLAUSIBLE_ALPHA, 1.0)
         heads = (
             "k",
             "cycle ms",
             "break-even alpha",
             *(f"tau for {s:g}x" for s in SPEEDUPS),
-            "alpha 0.5",
-            "alpha 0.7",
-            "alpha 1",
+            *(f"alpha {alpha:g}" for alpha in alphas),
         )
         for head in heads:
             table.add_column(head, justify="right")
