@@ -198,7 +198,8 @@ def fit(
         )
     windows = Windows(dataset, plan, stage.accumulate, start)
     # A generator of its own: the loader draws a number when it starts, which would set a resumed run apart.
-    loader = DataLoader(windows, batch_size=None, generator=torch.Generator(), pin_memory=torch.cuda.is_available())
+    pinned = torch.cuda.is_available() and recipe.trainer.accelerator != "cpu"
+    loader = DataLoader(windows, batch_size=None, generator=torch.Generator(), pin_memory=pinned)
     bar = sys.stderr.isatty() and sys.stdout.isatty()
     keeper = Keeper(recipe, run, stop, tracker, validation, lines=not bar)
     trainer = pl.Trainer(

@@ -233,24 +233,3 @@ class DraftModule(pl.LightningModule):
         model.set_output_embeddings(head)
         model.config.tie_word_embeddings = False
         return model, (self.left.detach(), self.right.detach())
-
-
-def low_rank_factors(head: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The best factors of a head in the sense of least squares: A = W V_r, B = V_r^T, from the eigenvectors of W^T W.
-
-    Args:
-        head: [V, h].
-        rank: r, from 1 to h.
-
-    Returns:
-        A [V, r] and B [r, h], float32.
-
-    Raises:
-        ValueError: the rank does not fit.
-    """
-    if not 1 <= rank <= head.shape[1]:
-        raise ValueError(f"draft.head.rank = {rank}: the head is {head.shape[1]} wide, allowed 1..{head.shape[1]}")
-    weight = head.detach().float()
-    _, vectors = torch.linalg.eigh(weight.T @ weight)
-    basis = vectors[:, -rank:]
-    return weight @ basis, basis.T.contiguous()

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.models import SizeCount, load_model, load_tokenizer, model_hash, param_counts, resolve
-from distill.module import low_rank_factors
 from distill.prune import layer_plan, measure_importance, prune, pruned_config
 from distill.recipe import Recipe
 from distill.runs import Run
@@ -165,6 +164,27 @@ def _some_rows(dataset: ResponseDataset, num_tok: int) -> Iterator[Tensor]:
     stride = max(1, sum(dataset.lengths) // num_tok)
     for index in range(0, len(dataset), stride):
         yield dataset[index].input_ids[None]
+
+
+def low_rank_factors(head: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The best factors of a head in the sense of least squares: A = W V_r, B = V_r^T, from the eigenvectors of W^T W.
+
+    Args:
+        head: [V, h].
+        rank: r, from 1 to h.
+
+    Returns:
+        A [V, r] and B [r, h], float32.
+
+    Raises:
+        ShapeError: the rank does not fit.
+    """
+    if not 1 <= rank <= head.shape[1]:
+        raise ShapeError(f"draft.head.rank = {rank}: the head is {head.shape[1]} wide, allowed 1..{head.shape[1]}")
+    weight = head.detach().float()
+    _, vectors = torch.linalg.eigh(weight.T @ weight)
+    basis = vectors[:, -rank:]
+    return weight @ basis, basis.T.contiguous()
 
 
 def describe(

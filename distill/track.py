@@ -89,7 +89,11 @@ class Tracker(NullTracker):
 
     def finish(self, exit_code: int) -> None:
         """Closes the run; it counts as finished only when `exit_code` is 0."""
+        import wandb
+
         self._run.finish(exit_code=exit_code)
+        # `finish` returns before W&B's own process has written its file; this waits for that process to end.
+        wandb.teardown(exit_code)
 
 
 def start(
@@ -121,6 +125,7 @@ def start(
     if track.mode == "offline":
         # Both are read when wandb is imported: its crash reporter would call home even in an offline run.
         os.environ.update(WANDB_MODE="offline", WANDB_ERROR_REPORTING="false")
+    os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -140,6 +140,7 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     import torch
 
     from distill.checkpoint import write_draft
+    from distill.curves import draw_curves
     from distill.fit import fit
     from distill.models import load_model
     from distill.module import DraftModule
@@ -190,6 +191,7 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)
     run.link_latest()
     tracker.summary({**best, "size": sizes.to_json(), "draft_folder": str(run.draft)})
+    tracker.figure(best["step"], "curves", draw_curves(run.folder / "train.jsonl", run.folder / "curves.svg"))
     tracker.artifact(f"draft-{recipe.name}", run.draft, {key: meta[key] for key in ("target", "size", "metrics")})
     log.info("draft of step %s: %s", best["step"], run.draft)
     return run.draft
@@ -245,6 +247,8 @@ def _quiet() -> None:
     """Keeps the libraries' progress bars, tips and advice about loaders out of the log."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import lightning.pytorch  # noqa: F401 - it sets its own level when it is first imported
+
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "httpx", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from distill.losses import divergence
-from distill.module import DraftModule, TrainingDiverged, learning_rate, low_rank_factors
+from distill.module import DraftModule, TrainingDiverged, learning_rate
 from distill.schema import Distill
+from distill.shape import low_rank_factors
 from distill.teacher import Batch, ResponseDataset
 from tests.conftest import make_config, make_target
 

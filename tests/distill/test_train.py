@@ -93,7 +93,15 @@ def run(world: Path) -> Path:
 
 
 def test_the_run_folder_is_complete(run: Path) -> None:
-    for name in ("recipe.json", "provenance.json", "plan.json", "train.jsonl", "train.log", "draft/draft.json"):
+    for name in (
+        "recipe.json",
+        "provenance.json",
+        "plan.json",
+        "train.jsonl",
+        "train.log",
+        "curves.svg",
+        "draft/draft.json",
+    ):
         assert (run / name).is_file(), name
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "previous.ckpt", "best.ckpt"}
     assert (run.parent / "latest").resolve() == run.resolve()
@@ -135,6 +143,7 @@ def test_t54_the_tracked_run_holds_config_summary_and_draft(run: Path) -> None:
     assert config["recipe"]["distill"]["max_steps"] == 10
     assert config["target"].endswith("target")
     assert "git" in json.dumps(config["provenance"])
+    assert any("curves/_type" in folded(record.item) for record in of("history", found))
     summary: dict[str, Any] = {}
     for record in of("summary", found):
         summary |= folded(record.update)

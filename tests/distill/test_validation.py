@@ -1,0 +1,108 @@
+"""Scores on held-out answers: an oracle draft scores one, the shortlist is told from the whole head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from distill.teacher import Batch, ResponseDataset
+from distill.validation import Score, Served, Validation, choose, flat, table
+from engine.costs import Costs, predicted_speedup
+from tests.conftest import make_noisy
+from tests.distill.test_module import write_answers
+
+COSTS = Costs(T_ms=10.0, V_ms={1: 11.0, 3: 13.0}, t_ms=1.0)
+SIZES = [(5 + 3 * n % 20, 8 + 5 * n % 17) for n in range(12)]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory, t_tied: PreTrainedModel) -> ResponseDataset:
+    return ResponseDataset(write_answers(tmp_path_factory.mktemp("answers") / "a", t_tied, SIZES), max_length=60)
+
+
+def score(
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    dataset: ResponseDataset,
+    shortlist: torch.Tensor | None = None,
+    temperature: float = 0.0,
+    batch_tok: int = 100,
+) -> list[Score]:
+    def hidden(batch: Batch) -> torch.Tensor:
+        states = draft.model(batch.input_ids).last_hidden_state
+        # The cached states are bf16, so the oracle's are rounded alike.
+        return states[batch.positions[:, 0], batch.positions[:, 1]].bfloat16().float()
+
+    validation = Validation(dataset, Served(COSTS, (1, 3), temperature), batch_tok=batch_tok, chunk_tok=16)
+    weight = draft.get_output_embeddings().weight.detach()
+    return validation.run(hidden, weight, target.get_output_embeddings().weight.detach(), shortlist)
+
+
+def test_the_target_as_its_own_draft_scores_one(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    scores = score(t_tied, t_tied, dataset)
+    assert [found.domain for found in scores] == ["code", "math"]
+    assert sum(found.num_tok for found in scores) == sum(answer for _, answer in SIZES)
+    for found in scores:
+        assert found.alpha > 0.98  # padding moves a few ties of the rounded states
+        assert found.overlap > 0.95
+        assert found.cycles[3].tau == pytest.approx(4.0, abs=0.15)
+        assert found.best[0] == 3
+
+
+def test_batches_do_not_matter(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    draft = make_noisy(t_tied)
+    one, many = (score(draft, t_tied, dataset, batch_tok=tokens) for tokens in (1, 10_000))
+    for first, second in zip(one, many):
+        assert first.alpha == pytest.approx(second.alpha, abs=0.02)
+        assert first.overlap == pytest.approx(second.overlap, abs=0.01)
+
+
+def test_a_shortlist_without_the_answers_accepts_nothing(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    written = {token for row in dataset.rows for token in row.answer_ids}
+    others = torch.tensor([token for token in range(512) if token not in written])
+    for found in score(t_tied, t_tied, dataset, others):
+        assert found.alpha == 0.0
+        assert found.alpha_whole > 0.98
+        assert found.overlap < found.overlap_whole
+        assert found.cycles[1].tau == 1.0
+
+
+def test_the_prediction_is_the_cost_models_for_the_cycles_found(
+    t_tied: PreTrainedModel, dataset: ResponseDataset
+) -> None:
+    for found in score(make_noisy(t_tied), t_tied, dataset):
+        assert 0.1 < found.alpha < 0.95
+        for k, cycles in found.cycles.items():
+            assert found.speedup[k] == pytest.approx(predicted_speedup(COSTS, k, cycles.conditional))
+
+
+def test_a_sampled_target_is_predicted_from_overlap(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    greedy, sampled = (score(make_noisy(t_tied), t_tied, dataset, temperature=t) for t in (0.0, 1.0))
+    for first, second in zip(greedy, sampled):
+        assert first.overlap == second.overlap
+        assert second.cycles[1].alpha == pytest.approx(second.overlap, abs=0.15)
+        assert first.cycles[1].alpha == pytest.approx(first.alpha, abs=0.15)
+
+
+def test_the_trained_domain_decides(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    scores = score(make_noisy(t_tied), t_tied, dataset)
+    by_domain = {found.domain: found for found in scores}
+    assert choose(scores, "math") == by_domain["math"].best
+    mean = {k: (by_domain["code"].speedup[k] + by_domain["math"].speedup[k]) / 2 for k in (1, 3)}
+    assert choose(scores, "mixed")[1] == pytest.approx(max(mean.values()))
+    lines = table(scores).splitlines()
+    assert len(lines) == 3
+    assert len({len(line) for line in lines}) == 1
+    assert flat(scores)["val/code/alpha"] == by_domain["code"].alpha
+
+
+def test_answers_shorter_than_a_cycle_give_no_tau(tmp_path: Path, t_tied: PreTrainedModel) -> None:
+    short = ResponseDataset(write_answers(tmp_path / "a", t_tied, [(5, 2), (6, 2)]), max_length=60)
+    found = score(t_tied, t_tied, short)
+    assert found[0].cycles[3].tau is None
+    assert "n/a" in table(found)
+    assert "val/code/tau_3" not in flat(found)
+    assert found[0].speedup[3] > 0
