@@ -48,6 +48,8 @@ class Window:
         self.block = int(self.positions[0, 0]) if batch == 1 and self.positions.device.type == "cpu" else None
         self.rows = torch.arange(self.first_row, self.first_row + batch, device=self.positions.device)[:, None]
         # A single query of a single row sees all that is there: no mask at all.
+        # Measured on two cores: from here on two batched products beat the fused kernel.
+        self.many_keys = self.positions.device.type == "cpu" and batch * tokens <= 256 and batch * self.extent >= 2048
         self.sees_all = batch == 1 and tokens == 1 and self.block is not None and self.extent == self.block + 1
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -137,7 +139,9 @@ def slab_attention(
     keys, values = window.read(module.layer_idx)
     folded = query.reshape(batch, key.shape[1], groups * tokens, width)
     mask = window.mask(sliding_window, groups, query.dtype)
-    if softcap is None:
+    if softcap is None and window.many_keys:
+        out = _keys_first(folded * (width**-0.5 if scaling is None else scaling), keys, values, mask)
+    elif softcap is None:
         out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
     else:
         logits = (folded @ keys.transpose(2, 3)).float() * (width**-0.5 if scaling is None else scaling)
@@ -145,6 +149,25 @@ def slab_attention(
         logits = logits if mask is None else logits + mask.float()
         out = torch.softmax(logits, dim=-1).to(query.dtype) @ values
     return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
+
+
+def _keys_first(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Few queries over many keys on a CPU: K @ Q^T reads the strided slab in place; Q @ K^T would copy it first.
+
+    Args:
+        query: [B, K, T, D], already scaled.
+        keys, values: [B, K, S, D] views of the slab.
+        mask: [B, 1, T, S] additive, or None.
+
+    Returns:
+        [B, K, T, D].
+    """
+    batch, heads, tokens, width = query.shape
+    flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
+    scores = torch.bmm(flat_keys, query.reshape(batch * heads, tokens, width).transpose(1, 2)).transpose(1, 2)
+    scores = scores.float().view(batch, heads, tokens, -1)
+    weights = torch.softmax(scores if mask is None else scores + mask, -1).to(query.dtype)
+    return torch.bmm(weights.flatten(0, 1), flat_values).view(batch, heads, tokens, width)
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 # Below this a softmax in float32 is the argmax anyway, and the division would overflow (trial: temperature 1e-6).
 GREEDY_BELOW = 1e-4
+BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,16 @@ def probabilities(logits: Tensor, temperature: Tensor, top_k: int = 0, top_p: fl
         probs = torch.zeros_like(probs).scatter(-1, index, ordered)
         probs = probs / probs.sum(-1, keepdim=True)
     if bool(greedy.any()):
-        best = torch.zeros_like(probs).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
-        probs = torch.where(greedy[:, None, None], best, probs)
+        best = logits[greedy].argmax(-1, keepdim=True)
+        probs[greedy] = torch.zeros(*best.shape[:-1], probs.shape[-1], device=probs.device).scatter_(-1, best, 1.0)
     return probs
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse-CDF sampling, one uniform a draw (a token of probability 0 is never drawn).
+
+    Two steps, block and token in the block: summing blocks is one pass over a large vocabulary, a whole cumulative sum
+    in double precision would be four times the memory traffic.
 
     Args:
         probs: [..., R] non-negative; need not be normalised.
@@ -84,8 +88,18 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         int64 [...] indices.
     """
-    cdf = probs.double().cumsum(-1)
-    total = cdf[..., -1:]
-    # Rounding must not reach the total itself, past which only tokens of probability 0 may stand.
-    target = torch.minimum(uniforms[..., None].double() * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, target, right=True).squeeze(-1)
+    blocks = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    sums = blocks.sum(-1, dtype=torch.float64)
+    block, left = _search(sums, uniforms.double() * sums.sum(-1))
+    inside = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, BLOCK))[..., 0, :]
+    return block * BLOCK + _search(inside.double(), left)[0]
+
+
+def _search(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """First index whose cumulative weight is over `target`, and what of the target is left there."""
+    cdf = weights.cumsum(-1)
+    total = cdf[..., -1]
+    # Rounding must not reach the total itself, past which only weights of 0 may stand.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))[..., None]
+    index = torch.searchsorted(cdf, target, right=True)
+    return index[..., 0], (target - cdf.gather(-1, index) + weights.gather(-1, index))[..., 0]
