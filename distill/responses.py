@@ -314,4 +314,3 @@ def load_rows(folder: Path) -> list[ResponseRow]:
         if offset != shard["tokens"]:
             raise ResponsesError(f"{path} holds {offset} answer tokens; the manifest says {shard['tokens']}")
     return rows
-
