@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distill.provenance import collect
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from distill.provenance import collect
 from distill.recipe import Recipe, dump, load_recipe
 from eval.records import BASELINE, LOOKUP, append_rows, read_rows
 from eval.report import build_report, terminal_table, write_report
