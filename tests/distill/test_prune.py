@@ -29,6 +29,10 @@ from distill.prune import PruneError, layer_plan, prune, pruned_config, size_of
 from distill.width import fold_hidden, main_directions
 from tests.conftest import make_config, make_target
 
+# Two float32 ways to the same function through six layers of widely spread weights: the last bits depend on the number
+# of threads (3e-4 was seen); a wrong fold is off by more than 0.1.
+ROUNDING = 1e-3
+
 CONFIGS = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
@@ -304,7 +308,7 @@ def test_a_full_basis_changes_the_coordinates_and_nothing_else(kind, tied):
     config = pruned_config(target.config, range(6), untie_head=True)
     state = dict(target.state_dict())
     rotated = build(config, fold_hidden(config, state, basis, 1.0))
-    torch.testing.assert_close(logits(rotated), logits(target), rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(logits(rotated), logits(target), rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("kind", PRE_NORM)
@@ -321,7 +325,7 @@ def test_a_stream_inside_a_subspace_is_folded_exactly(kind):
     importance = measure_importance(target, [torch.randint(4, 96, (4, 40))])
     config, state = prune(target.config, target.state_dict(), range(6), hidden_size=30, importance=importance)
     assert config.hidden_size == 30 and config.head_dim == 8
-    torch.testing.assert_close(logits(build(config, state)), logits(target), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits(build(config, state)), logits(target), rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_a_tied_narrow_draft_stays_tied_and_its_head_is_exact(caplog, tmp_path):
