@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill import attention
 from distill.losses import chunked_loss
 from distill.rows import HeadRows, draw_rows
 from distill.schema import Distill
@@ -80,7 +81,8 @@ class DraftModule(pl.LightningModule):
         self.draft = draft.float().train()
         # Gemma-2's attention cap has no fused kernel; for the others this keeps the causal one (no mask is made).
         capped = getattr(draft.config, "attn_logit_softcapping", None) is not None
-        draft.set_attn_implementation("eager" if capped else "sdpa")
+        attention.register()
+        draft.set_attn_implementation("eager" if capped else attention.NAME)
         self.softcaps = (teacher_softcap, getattr(draft.config, "final_logit_softcapping", None))
         # Where padding and end of text share an id, torch would keep that id's embedding from ever moving.
         draft.get_input_embeddings().padding_idx = None

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from engine.cache import Slab
 
 NAME = "specdraft"
+PRODUCTS_UP_TO = 512  # tokens; see `causal_attention`
 
 
 @dataclass
@@ -44,12 +45,15 @@ class Window:
         batch, tokens = self.positions.shape
         assert self.extent <= self.slab.capacity, (self.extent, self.slab.capacity)
         assert self.first_row + batch <= self.slab.batch
+        self.slab.ensure(self.extent)
         # One row writes a contiguous block (a cheap copy); ragged rows scatter through an index.
         self.block = int(self.positions[0, 0]) if batch == 1 and self.positions.device.type == "cpu" else None
         self.rows = torch.arange(self.first_row, self.first_row + batch, device=self.positions.device)[:, None]
-        # A single query of a single row sees all that is there: no mask at all.
-        # Measured on two cores: from here on two batched products beat the fused kernel.
+        # Measured on two cores: from here on two batched products beat the fused kernel. They read whole rows.
         self.many_keys = self.positions.device.type == "cpu" and batch * tokens <= 256 and batch * self.extent >= 2048
+        if self.many_keys and not self.fresh:
+            self.extent = self.slab.slots
+        # A single query of a single row sees all that is there: no mask at all.
         self.sees_all = batch == 1 and tokens == 1 and self.block is not None and self.extent == self.block + 1
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -131,11 +135,7 @@ def slab_attention(
     groups = heads // key.shape[1]
     window.write(module.layer_idx, key, value)
     if window.fresh and softcap is None and (sliding_window is None or tokens <= sliding_window):
-        # The prefill is bound by arithmetic, so repeating K and V is cheap and keeps the causal kernel.
-        out = scaled_dot_product_attention(
-            query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), is_causal=True, scale=scaling
-        )
-        return out.transpose(1, 2), None
+        return causal_attention(query, key, value, scaling).transpose(1, 2), None
     keys, values = window.read(module.layer_idx)
     folded = query.reshape(batch, key.shape[1], groups * tokens, width)
     mask = window.mask(sliding_window, groups, query.dtype)
@@ -151,8 +151,34 @@ def slab_attention(
     return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
 
 
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
+    """Every token sees itself and what came before it: a prefill, and training.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, K, T, D].
+        scaling: factor on the logits; None is D**-0.5.
+
+    Returns:
+        [B, H, T, D].
+    """
+    batch, heads, tokens, width = query.shape
+    groups = heads // key.shape[1]
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and 1 < tokens <= PRODUCTS_UP_TO:
+        # Measured on two cores, forward and backward: 22 ms against the fused kernel's 96 at 28 rows of 150 tokens, 66
+        # against 122 at 12 rows of 330, 149 against 143 at 6 rows of 680.
+        folded = (query * (width**-0.5 if scaling is None else scaling)).reshape(-1, groups * tokens, width)
+        scores = torch.bmm(folded, key.reshape(-1, tokens, width).transpose(1, 2)).view(-1, groups, tokens, tokens)
+        later = torch.full((tokens, tokens), -torch.inf, dtype=query.dtype).triu_(1)
+        weights = torch.softmax(scores + later, -1).view(-1, groups * tokens, tokens)
+        return torch.bmm(weights, value.reshape(-1, tokens, width)).view(batch, heads, tokens, width)
+    # Bound by arithmetic, so repeating K and V is cheap and keeps the causal kernel.
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+
+
 def _keys_first(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Few queries over many keys on a CPU: K @ Q^T reads the strided slab in place; Q @ K^T would copy it first.
+    """Few queries over many keys on a CPU: K @ Q^T reads the slab in place; Q @ K^T would copy it first.
 
     Args:
         query: [B, K, T, D], already scaled.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from transformers import PreTrainedConfig
+
+STEP = 64  # slots are added by this many, or an eighth of what there is
 
 
 class Slab:
@@ -13,8 +17,13 @@ class Slab:
     to a query when its position is not larger than the query's. So dropping rejected tokens is only a smaller length,
     and what they left behind is overwritten before it can be seen.
 
+    On a CPU only `slots` of the capacity are laid out, and more are when a step needs them: then all rows of a layer
+    lie close together, and a batched product can read them as they are. Cut out of a wider slab they would be copied
+    first, in every step (57 of 180 ms at 64 rows of 400 slots). On a GPU addresses must not move: slots = capacity.
+
     Attributes:
-        key, value: per layer a tensor [B, K, S, D].
+        key, value: per layer a tensor [B, K, slots, D].
+        slots: positions laid out now.
     """
 
     def __init__(
@@ -30,10 +39,31 @@ class Slab:
         if batch < 1 or capacity < 1:
             raise ValueError(f"a KV slab needs at least one row and one slot, got batch {batch}, capacity {capacity}")
         self.batch, self.capacity = batch, capacity
-        shape = (num_layers, 2, batch, num_kv_heads, capacity, head_dim)
-        self._data = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers, self._width, self._kv_heads = num_layers, head_dim, num_kv_heads
+        self._flat = torch.zeros(
+            num_layers * 2 * batch * num_kv_heads * capacity * head_dim, dtype=dtype, device=device
+        )
+        self._lay_out(min(STEP, capacity) if self._flat.device.type == "cpu" else capacity)
+
+    def _lay_out(self, slots: int) -> None:
+        shape = (self._layers, 2, self.batch, self._kv_heads, slots, self._width)
+        self._data = self._flat[: math.prod(shape)].view(shape)
+        self.slots = slots
         self.key = [layer[0] for layer in self._data]
         self.value = [layer[1] for layer in self._data]
+
+    def ensure(self, extent: int) -> None:
+        """Lays out at least `extent` slots; what the rows hold stays."""
+        if extent <= self.slots:
+            return
+        step = max(STEP, self.slots // 8 // STEP * STEP)
+        old, kept = self._data, self.slots
+        self._lay_out(min(self.capacity, -(-extent // step) * step))
+        # From the last layer on: a layer's new place starts at or behind its old one, so it covers no old one before.
+        for layer in reversed(range(self._layers)):
+            rows = old[layer].clone()
+            self._data[layer, ..., :kept, :] = rows
+            self._data[layer, ..., kept:, :] = 0
 
     @classmethod
     def for_model(
@@ -46,7 +76,7 @@ class Slab:
     @property
     def nbytes(self) -> int:
         """Bytes held: layers * 2 * rows * KV heads * slots * head width * bytes per element."""
-        return self._data.numel() * self._data.element_size()
+        return self._flat.numel() * self._flat.element_size()
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` slots of one row over another (the last row takes a finished one's place)."""

@@ -9,13 +9,15 @@ from transformers import PreTrainedModel
 
 from engine.attention import NAME, Window, register
 from engine.cache import Slab
+from engine.pack import pack, pack_linears, packed_linear, pays
 
 
 class Runner:
     """Steps of one decoder: token ids in, final hidden states or logits out.
 
     Args:
-        model: a transformers causal LM in eval mode; its attention is switched to the engine's.
+        model: a transformers causal LM in eval mode; its attention is switched to the engine's, its linear layers to
+            packed ones where that pays.
         batch: rows held at once.
         capacity: positions a row can hold (prompt + answer + drafted tokens).
         shortlist: sorted token ids whose head rows are used; None uses every row of the head.
@@ -54,6 +56,8 @@ class Runner:
         elif vocab is not None and vocab < self._head.shape[0]:
             self._head = self._head[:vocab]
             self._bias = None if self._bias is None else self._bias[:vocab]
+        pack_linears(self._body)
+        self._packed_head = pack(self._head) if pays(self._head) else None
         # Read once a step; the embedding is a look-up.
         embedding = model.get_input_embeddings().weight
         body = sum(w.numel() for w in self._body.parameters() if w is not embedding)
@@ -94,7 +98,10 @@ class Runner:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Head over hidden states [..., H] -> [..., R]: the whole vocabulary, or the shortlist's columns."""
-        out = linear(hidden, self._head, self._bias)
+        if self._packed_head is None:
+            out = linear(hidden, self._head, self._bias)
+        else:
+            out = packed_linear(hidden, self._packed_head, self._bias)
         return out if self._softcap is None else torch.tanh(out / self._softcap) * self._softcap
 
     def token(self, column: Tensor) -> Tensor:

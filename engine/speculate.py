@@ -278,14 +278,23 @@ class Decoder:
             if proposal is None:
                 return torch.zeros_like(best[:, 0]), best[:, 0]
             return accept_greedy(proposal.tokens, best, proposal.count)
+        if proposal is None:
+            return torch.zeros_like(self._length), self._sample(logits[:, 0])
         p = probabilities(logits, self._temperature, self.top_k, self.top_p)
         keys, steps = self._keys[:, None], torch.arange(k + 1, device=p.device)
         ahead = self._length[:, None] + steps
         u_final = noise.uniform(self.seed, keys, ahead, noise.FINAL)
-        if proposal is None:
-            return torch.zeros_like(self._length), draw(p[:, 0], u_final[:, 0])
         u_accept = noise.uniform(self.seed, keys, ahead[:, :k], noise.ACCEPT)
         return accept_sampled(p, proposal.q, proposal.tokens, u_accept, u_final, proposal.rows, proposal.count)
+
+    def _sample(self, logits: Tensor) -> Tensor:
+        """The next token [B] from logits [B, R]; greedy rows are spared the softmax over the vocabulary."""
+        token = logits.argmax(-1)
+        rows = torch.tensor([i for i, a in enumerate(self.active) if not Warp(a.request.temperature).greedy])
+        rows = rows.to(logits.device)
+        probs = probabilities(logits[rows][:, None], self._temperature[rows], self.top_k, self.top_p)[:, 0]
+        token[rows] = draw(probs, noise.uniform(self.seed, self._keys[rows], self._length[rows], noise.FINAL))
+        return token
 
     def run(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Answers requests in the order they finish, keeping every row busy."""

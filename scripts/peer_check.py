@@ -3,7 +3,7 @@
 greedy:   speculative greedy output against `generate(do_sample=False)` in float32, token by token; a difference is a
           tie only when both, forced over the same text, put the top two within the measured noise.
 baseline: the engine's k = 0 time per token against a bare loop over the plain model with transformers' own cache.
-generate: batched generation against `generate` at the same batch.
+generate: the answers of many prompts, batched, against `generate` at the same batch.
 """
 
 from __future__ import annotations
@@ -126,28 +126,37 @@ def bare_loop_ms(model: PreTrainedModel, ids: list[int], max_new: int) -> float:
 
 
 def check_generate(args: argparse.Namespace, prompts: list[list[int]], eos: Sequence[int]) -> dict:
-    """Answer tokens per second of one batch, greedy: transformers' `generate` (left padded) and the engine."""
-    prompts = sorted(prompts[: args.batch], key=len)
+    """Answer tokens per second over all prompts, greedy, at most `batch` rows at once, prompts sorted by length.
+
+    transformers' `generate` takes them batch after batch (left padded; what follows an end of text does not count);
+    the engine refills a row as soon as it is free.
+    """
+    prompts = sorted(prompts, key=len)
     plain = load_model(args.target, args.dtype)
-    longest = max(map(len, prompts))
-    runner = Runner(copy.deepcopy(plain), len(prompts), longest + args.max_new)
+    runner = Runner(copy.deepcopy(plain), min(args.batch, len(prompts)), len(prompts[-1]) + args.max_new)
     requests = [Request(str(i), tuple(ids), args.max_new) for i, ids in enumerate(prompts)]
-    padded = torch.tensor([[eos[0]] * (longest - len(ids)) + ids for ids in prompts])
-    mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
     speeds: dict[str, list[float]] = {"generate": [], "engine": []}
     for _ in range(args.rounds):
-        start = time.perf_counter()
-        out = plain_generate(plain, padded, mask, args.max_new, eos)
-        ends = [next((j + 1 for j, t in enumerate(row) if t in eos), len(row)) for row in out.tolist()]
-        speeds["generate"].append(sum(ends) / (time.perf_counter() - start))
+        start, num = time.perf_counter(), 0
+        for first in range(0, len(prompts), args.batch):
+            part = prompts[first : first + args.batch]
+            longest = len(part[-1])
+            padded = torch.tensor([[eos[0]] * (longest - len(ids)) + ids for ids in part])
+            mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in part])
+            for row in plain_generate(plain, padded, mask, args.max_new, eos).tolist():
+                num += next((j + 1 for j, t in enumerate(row) if t in eos), len(row))
+        speeds["generate"].append(num / (time.perf_counter() - start))
         start = time.perf_counter()
         num = sum(len(a.tokens) for a in Decoder(runner, eos).run(requests))
         speeds["engine"].append(num / (time.perf_counter() - start))
+        print(f"{speeds}", flush=True)
     best = {name: statistics.median(values) for name, values in speeds.items()}
     return {
         "tokens_per_s": best,
         "ratio": best["engine"] / best["generate"],
-        "batch": len(prompts),
+        "prompts": len(prompts),
+        "mean_prompt_tok": statistics.mean(map(len, prompts)),
+        "batch": args.batch,
         "max_new": args.max_new,
     }
 

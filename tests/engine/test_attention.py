@@ -6,8 +6,10 @@ import copy
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.attention import causal_attention
 from engine.cache import Slab, kv_bytes_per_token
 from engine.model import Runner
 
@@ -107,3 +109,55 @@ def test_bad_shortlist_is_refused(ids: list[int], message: str) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **BASE))
     with pytest.raises(ValueError, match=message):
         Runner(model, 1, 8, torch.tensor(ids, dtype=torch.long))
+
+
+@pytest.mark.parametrize("scaling", [None, 0.3])
+@pytest.mark.parametrize("tokens", [1, 2, 37])
+def test_causal_products_equal_the_kernel(tokens: int, scaling: float | None) -> None:
+    """bf16 on a CPU takes two batched products; the kernel in float64 is the reference."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(3, heads, tokens, 16).bfloat16() for heads in (6, 2, 2))
+    got = causal_attention(query, key, value, scaling)
+    wide = (query.double(), key.double().repeat_interleave(3, 1), value.double().repeat_interleave(3, 1))
+    want = scaled_dot_product_attention(*wide, is_causal=True, scale=scaling)
+    assert got.shape == want.shape and (got.double() - want).abs().max() < 0.04  # a few steps of bf16 at 1
+
+
+def test_a_growing_slab_keeps_what_rows_hold() -> None:
+    slab = Slab(3, 2, 2, 400, 4, torch.float32)
+    assert slab.slots == 64
+    want = torch.randn(3, 2, 2, 2, 400, 4)
+    done = 0
+    for extent in (10, 64, 65, 130, 399, 400):
+        slab.ensure(extent)
+        assert extent <= slab.slots <= 400
+        for layer in range(3):
+            slab.key[layer][:, :, done:extent] = want[layer, 0, :, :, done:extent]
+            slab.value[layer][:, :, done:extent] = want[layer, 1, :, :, done:extent]
+            assert torch.equal(slab.key[layer][:, :, :extent], want[layer, 0, :, :, :extent])
+            assert torch.equal(slab.value[layer][:, :, :extent], want[layer, 1, :, :, :extent])
+        done = extent
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_many_keys_take_batched_products_over_whole_rows(rows: int) -> None:
+    """Past 2,048 keys a step on a CPU uses other kernels; what lies behind a row's end must not be seen."""
+    torch.manual_seed(2)
+    config = AutoConfig.for_model("llama", **{**BASE, "max_position_embeddings": 4096})
+    plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    ours = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+    ours.load_state_dict(plain.state_dict())
+    runner = Runner(ours, rows, 2300)
+    text = torch.randint(1, 97, (rows, 2200))
+    lengths = [2100, 900, 33][:rows]
+    for layer in range(4):
+        runner.slab.key[layer].fill_(3.0)
+        runner.slab.value[layer].fill_(5.0)
+    with torch.inference_mode():
+        for row, n in enumerate(lengths):
+            runner.prefill(text[row, :n], row)
+        ids = torch.stack([text[row, n : n + 3] for row, n in enumerate(lengths)])
+        got = runner.logits(runner.step(ids, torch.tensor(lengths), max(lengths) + 3))
+        for row, n in enumerate(lengths):
+            want = plain(text[row : row + 1, : n + 3]).logits[0, -3:]
+            assert torch.allclose(got[row], want, atol=1e-4), (got[row] - want).abs().max()
