@@ -30,7 +30,8 @@ class Settings:
         min_requests: fewer give "insufficient".
         bootstrap: resamples.
         seed: of the bootstrap.
-        domain: what the draft was trained on; "" when it is not known.
+        domain: what the draft is for and was trained on: the verdict and the choice are about it. "" or one that was
+            not measured judges all domains together.
 
     Raises:
         ValueError: an unknown objective, or a number out of range.
@@ -98,13 +99,19 @@ def build_cells(rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, sett
     return cells
 
 
-def overall(cells: Sequence[Cell]) -> list[Cell]:
-    """The pooled cells at the smallest batch: what latency is judged by."""
+def overall(cells: Sequence[Cell], domain: str = "") -> list[Cell]:
+    """What latency is judged by: the cells at the smallest batch of the domain that the draft is for.
+
+    Args:
+        cells: of `build_cells`.
+        domain: where nothing of it was measured (a draft for mixed traffic, say), all domains together.
+    """
     if not cells:
         return []
     batch = min(c["batch"] for c in cells)
     here = [c for c in cells if c["batch"] == batch]
-    domain = ALL if any(c["domain"] == ALL for c in here) else here[0]["domain"]
+    if not any(c["domain"] == domain for c in here):
+        domain = ALL if any(c["domain"] == ALL for c in here) else here[0]["domain"]
     group = ALL if any(c["group"] == ALL for c in here) else here[0]["group"]
     return [c for c in here if c["domain"] == domain and c["group"] == group]
 

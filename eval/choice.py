@@ -10,7 +10,7 @@ import numpy as np
 
 from eval.bootstrap import Floats, interval, resamples
 from eval.cells import Cell, Settings, overall
-from eval.records import BASELINE, LOOKUP
+from eval.records import ALL, BASELINE, LOOKUP
 from eval.speedup import objective_values
 
 # Arms whose objective is within this of the best are a tie.
@@ -69,7 +69,7 @@ def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The choice over all domains, what each domain alone would choose, and what was given up.
+    """The choice for the domain that is judged, what each domain alone would choose, and what was given up.
 
     Args:
         cells: of `build_cells`.
@@ -79,7 +79,7 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
     Returns:
         `choice` of report.json. Its arm is None when too few requests were measured.
     """
-    pool = [c for c in overall(cells) if c["k"] and c["status"] == "ok"]
+    pool = [c for c in overall(cells, settings.domain) if c["k"] and c["status"] == "ok"]
     choice: dict[str, Any] = {
         "objective": settings.objective,
         "rank_key": RANK_KEYS[settings.objective],
@@ -94,12 +94,13 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "ranking": [],
         "acceptance_best": None,
         "longest_accepted": None,
+        "domain": None,
         "by_domain": {},
         "left_out": [],
     }
     most = max((c["num_requests"] for c in pool), default=0)
     kept = [c for c in pool if c["num_requests"] >= MIN_COVER_FRAC * most]
-    choice["left_out"] = [c["arm"] for c in overall(cells) if c["k"] and c not in kept]
+    choice["left_out"] = [c["arm"] for c in overall(cells, settings.domain) if c["k"] and c not in kept]
     base, gains = _common(kept)
     if not kept or base.size < settings.needed:
         return choice
@@ -121,6 +122,7 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "ranking": [asdict(c) for c in ranking],
         "acceptance_best": _best_draft(drafts, chosen.k),
         "longest_accepted": asdict(max(drafts, key=lambda c: c.tau or 0)) if drafts else None,
+        "domain": kept[0]["domain"],
         "by_domain": _by_domain(cells, kept[0], chosen.arm, settings, sizes),
     }
 
@@ -189,7 +191,7 @@ def _by_domain(
     for domain in dict.fromkeys(c["domain"] for c in here):
         mine = [c for c in here if c["domain"] == domain and c["status"] == "ok"]
         base, gains = _common(mine)
-        if domain == like["domain"] or base.size < settings.min_requests:
+        if domain in (like["domain"], ALL) or base.size < settings.min_requests:
             continue
         ranking = rank(_candidates(mine, base, gains, settings, sizes))
         common = next((c for c in ranking if c.arm == chosen), ranking[0])

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from eval.anatomy import acceptance, costs, phase_shares, waterfall
 from eval.canvas import BLUE, GREY, INK, RED, Figure, draft_style, make_figure, styled
+from eval.cells import overall
 from eval.records import LOOKUP
 from eval.show import plain, speed
 from eval.views import Report, arm_label, draft_names, judged_cell, words
@@ -85,7 +86,8 @@ def inversion(report: Report) -> Figure | None:
 
 def requests(report: Report) -> Figure | None:
     """Every request's own speedup."""
-    cell = judged_cell(report)
+    judged = judged_cell(report)
+    cell = judged and next(c for c in overall(report["cells"]) if c["arm"] == judged["arm"])
     if not cell or not cell["pairs"]:
         return None
     pairs = cell["pairs"]

@@ -61,9 +61,9 @@ def build_report(
     drafts = [dict(d) for d in settings.get("drafts", [])]
     sizes = {d["name"]: int(d.get("read_params") or d.get("stored_params") or 0) for d in drafts}
     choice = choose(cells, used, sizes)
-    judged = overall(cells)
+    judged = overall(cells) + overall(cells, used.domain)
     for cell in cells:
-        # The pooled cells hold every pair already; a second copy by domain would double the file.
+        # The pooled cells hold every pair already; a copy for each domain would double the file.
         if cell not in judged:
             cell["pairs"] = []
     failed = [r for r in rows if r.error is not None]

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.costs import Costs
 from eval.cells import Cell, Settings, overall
-from eval.records import LOOKUP
+from eval.records import ALL, LOOKUP
 from eval.rules import RULES, Facts, Rule, lookup_value
 
 
@@ -26,7 +26,7 @@ def decide(cells: Sequence[Cell], choice: Mapping[str, Any], settings: Settings,
         {rule, figure, threshold, remedy, predicted_gain} and passes, decides, passed, unit. `domains`: the same arm in
         each domain alone.
     """
-    pool = overall(cells)
+    pool = overall(cells, settings.domain)
     baseline = next((c for c in pool if c["k"] == 0), None)
     arms = [c for c in choice["ranking"] if c["k"]]
     judged = next((c for c in arms if c["draft"] != LOOKUP), arms[0] if arms else None)
@@ -37,7 +37,7 @@ def decide(cells: Sequence[Cell], choice: Mapping[str, Any], settings: Settings,
         cell,
         baseline,
         settings,
-        [c for c in cells if _same_arm(c, cell) and c["domain"] != cell["domain"] and c["status"] == "ok"],
+        [c for c in cells if _same_arm(c, cell) and c["domain"] != ALL and c["status"] == "ok"],
         lookup_value(choice["ranking"]) if judged["draft"] != LOOKUP else None,
         judged["value"],
         judged["low"],
@@ -135,7 +135,8 @@ def _headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], se
     if judged["value"] < 1:
         gained = "slower than no speculation, {:.2f}x"
     interval = f"95% interval {judged['low']:.2f} to {judged['high']:.2f}"
-    what = f"{name} at k = {judged['k']}: {gained.format(judged['value'])} ({interval})"
+    where = "" if choice["domain"] in (None, ALL) else f" on {choice['domain']}"
+    what = f"{name} at k = {judged['k']}{where}: {gained.format(judged['value'])} ({interval})"
     if go:
         return f"Speculate with {what}."
     best = choice["ranking"][0]

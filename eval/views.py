@@ -31,17 +31,19 @@ def draft_names(report: Report) -> list[str]:
 
 
 def overall_cells(report: Report) -> list[Cell]:
-    """The pooled cells, the baseline first."""
-    return sorted(overall(report["cells"]), key=lambda c: (c["k"] > 0, c["draft"], c["k"]))
+    """The cells of the domain that is judged (or of all together), the baseline first."""
+    return sorted(
+        overall(report["cells"], report["settings"]["domain"]), key=lambda c: (c["k"] > 0, c["draft"], c["k"])
+    )
 
 
 def judged_cell(report: Report) -> Cell | None:
-    """The arm that the verdict is about, over all requests."""
+    """The arm that the verdict is about, in the domain that is judged."""
     return next((c for c in overall_cells(report) if c["arm"] == report["verdict"]["arm"]), None)
 
 
 def baseline_cell(report: Report) -> Cell | None:
-    """k = 0 over all requests."""
+    """k = 0 in the domain that is judged."""
     return next((c for c in overall_cells(report) if c["k"] == 0), None)
 
 
@@ -154,7 +156,10 @@ def notes(report: Report) -> list[str]:
     if choice["arm"] is None:
         return []
     chosen = "no speculation" if not choice["k"] else arm_label(choice)
-    said = [f"Chosen: {chosen}, by {choice['rank_key']}. Ties: {choice['tie_rule']}."]
+    said = []
+    if choice["domain"] not in (None, ALL):
+        said.append(f"Judged on {choice['domain']}, which the draft is for; the other domains show what a shift costs.")
+    said += [f"Chosen: {chosen}, by {choice['rank_key']}. Ties: {choice['tie_rule']}."]
     if choice["held_out"] is not None:
         said.append(
             f"Chosen on one part of the requests and valued on the rest it gives {show.speed(choice['held_out'])}; "

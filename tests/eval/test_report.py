@@ -44,7 +44,7 @@ def settings(**change: Any) -> dict[str, Any]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     rows = make_run(num=6, ks=(1, 2, 3))
-    write_report(folder, build_report(rows, make_plan(), PROVENANCE, settings()))
+    write_report(folder, build_report(rows, make_plan(), PROVENANCE, settings(domain="mixed")))
     return folder
 
 

@@ -77,7 +77,7 @@ def test_t59_from_rows_the_fast_draft_is_chosen_and_the_other_shown() -> None:
 
 
 def test_the_inversion_on_the_made_up_device() -> None:
-    choice, verdict = judge(make_run(num=8), make_plan())
+    choice, verdict = judge(make_run(num=8), make_plan(), domain="mixed")
     assert choice["draft"] == "code-5pct"
     assert choice["acceptance_best"]["draft"] == "code-18pct"
     assert choice["acceptance_best"]["alpha"] > next(c for c in choice["ranking"] if c["arm"] == choice["arm"])["alpha"]
@@ -102,11 +102,31 @@ def test_regret_and_held_out_value() -> None:
 
 
 def test_domains_choose_for_themselves() -> None:
-    choice, verdict = judge(make_run(num=8), make_plan())
+    choice, verdict = judge(make_run(num=8), make_plan(), domain="mixed")
     assert set(choice["by_domain"]) == {"code", "math", "qa"}
     assert all(d["regret"] >= 0 and d["value"] >= d["chosen_value"] for d in choice["by_domain"].values())
     assert set(verdict["domains"]) == {"code", "math", "qa"}
     assert verdict["domains"]["code"]["pays"]
+
+
+def test_a_draft_for_one_domain_is_judged_there() -> None:
+    """Only qa's requests decide; the other domains stand beside, with what they would choose themselves."""
+    rows = make_run(num=8)
+    choice, verdict = judge(rows, make_plan(), domain="qa")
+    alone, _ = judge([r for r in rows if r.domain == "qa"], make_plan(), domain="qa")
+    assert choice["domain"] == "qa" and choice["num_requests"] == alone["num_requests"] < 24
+    assert choice["ranking"] == alone["ranking"] and choice["arm"] == alone["arm"]
+    assert set(choice["by_domain"]) == {"code", "math"} and set(verdict["domains"]) == {"code", "math", "qa"}
+    assert " on qa" in verdict["headline"]
+    assert judge(rows, make_plan(), domain="mixed")[0]["domain"] == "all"
+
+
+def test_the_training_domain_is_compared_with_the_worst() -> None:
+    _, verdict = judge(make_run(num=8), make_plan(), domain="code")
+    lost = reason(verdict, "acceptance lost from the training domain")
+    domains = verdict["domains"]
+    assert lost is not None
+    assert lost["figure"] == pytest.approx(domains["code"]["alpha"] - min(d["alpha"] for d in domains.values()))
 
 
 def test_an_arm_with_few_requests_is_left_out_and_said() -> None:
@@ -127,7 +147,7 @@ def test_arms_are_compared_on_the_same_requests() -> None:
 
 
 def test_every_deciding_rule_is_listed_with_its_figure() -> None:
-    _, verdict = judge(make_run(num=8), make_plan())
+    _, verdict = judge(make_run(num=8), make_plan(), domain="mixed")
     decided = [r for r in verdict["reasons"] if r["decides"]]
     assert len(decided) >= 4 and all(r["passed"] for r in decided)
     for r in verdict["reasons"]:
@@ -145,7 +165,7 @@ def test_rules_are_one_table_with_remedies() -> None:
 def test_a_slow_draft_is_no_go_with_the_draft_share_named() -> None:
     """A draft half the target's depth: no k pays, and the draft's own time is what holds it back."""
     half = replace(LARGE, t_ms=14.0)
-    choice, verdict = judge(make_run(num=8, drafts=(half,), lookup=False))
+    choice, verdict = judge(make_run(num=8, drafts=(half,), lookup=False), domain="mixed")
     assert not verdict["go"] and verdict["status"] == "no-go"
     assert choice["arm"] == "baseline" and choice["k"] == 0
     assert verdict["headline"].startswith("Serve without speculation.")
