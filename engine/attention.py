@@ -20,17 +20,45 @@ NAME = "specdraft"
 PRODUCTS_UP_TO = 512  # tokens; see `causal_attention`
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of a tree as one step's tokens. The whole tree lies in consecutive slots, whatever the depth of a node.
+
+    Attributes:
+        root: [B] slot and position of the tree's root (the newest token).
+        depth: [N] of each node: its position is root + depth, its slot root + its number.
+        ancestors: [N, N] bool, both ends of a path included.
+        first, last: the step's tokens are the nodes first ... last - 1; those before may stand in the slab already.
+    """
+
+    root: Tensor
+    depth: Tensor
+    ancestors: Tensor
+    first: int
+    last: int
+
+    @property
+    def positions(self) -> Tensor:
+        """[B, T] of the step's tokens."""
+        return self.root[:, None] + self.depth[self.first : self.last]
+
+    @property
+    def slots(self) -> Tensor:
+        """[B, T] of the step's tokens."""
+        return self.root[:, None] + torch.arange(self.first, self.last, device=self.root.device)
+
+
 @dataclass
 class Window:
     """What one step sees: where its tokens stand and how far back they look.
 
     Attributes:
         slab: the model's keys and values.
-        positions: [B, T] position of each token; its key goes to that slot.
-        extent: slots [0, extent) are looked at (at least 1 + the largest position).
+        positions: [B, T] position of each token; its key goes to that slot, unless it is a node of a tree.
+        extent: slots [0, extent) are looked at (at least 1 + the largest slot).
         first_row: the step's rows are slab rows first_row ... first_row + B - 1.
         fresh: every row starts at position 0 and sees only this step's own tokens (a prefill).
-        ancestors: [T, T] bool, for a tree: may token i look at token j of the same step? None is a chain.
+        nodes: for a tree: which of its nodes the tokens are, and their slots. None is a chain.
     """
 
     slab: Slab
@@ -38,7 +66,7 @@ class Window:
     extent: int
     first_row: int = 0
     fresh: bool = False
-    ancestors: Tensor | None = None
+    nodes: Nodes | None = None
     _masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,15 +74,17 @@ class Window:
         assert self.extent <= self.slab.capacity, (self.extent, self.slab.capacity)
         assert self.first_row + batch <= self.slab.batch
         self.slab.ensure(self.extent)
+        self.slots = self.positions if self.nodes is None else self.nodes.slots
         # One row writes a contiguous block (a cheap copy); ragged rows scatter through an index.
-        self.block = int(self.positions[0, 0]) if batch == 1 and self.positions.device.type == "cpu" else None
+        self.block = int(self.slots[0, 0]) if batch == 1 and self.slots.device.type == "cpu" else None
         self.rows = torch.arange(self.first_row, self.first_row + batch, device=self.positions.device)[:, None]
         # Measured on two cores: from here on two batched products beat the fused kernel. They read whole rows.
         self.many_keys = self.positions.device.type == "cpu" and batch * tokens <= 256 and batch * self.extent >= 2048
         if self.many_keys and not self.fresh:
             self.extent = self.slab.slots
-        # A single query of a single row sees all that is there: no mask at all.
-        self.sees_all = batch == 1 and tokens == 1 and self.block is not None and self.extent == self.block + 1
+        # A single query of a single row sees all that is there: no mask at all. In a tree other branches are there.
+        alone = batch == 1 and tokens == 1 and self.nodes is None
+        self.sees_all = alone and self.block is not None and self.extent == self.block + 1
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Puts this step's keys and values [B, K, T, D] into their slots."""
@@ -63,8 +93,8 @@ class Window:
             self.slab.key[layer][self.first_row, :, span] = key[0]
             self.slab.value[layer][self.first_row, :, span] = value[0]
         else:
-            self.slab.key[layer][self.rows, :, self.positions] = key.transpose(1, 2)
-            self.slab.value[layer][self.rows, :, self.positions] = value.transpose(1, 2)
+            self.slab.key[layer][self.rows, :, self.slots] = key.transpose(1, 2)
+            self.slab.value[layer][self.rows, :, self.slots] = value.transpose(1, 2)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, K, extent, D] of this step's rows, as views."""
@@ -78,23 +108,31 @@ class Window:
         if (sliding, groups) not in self._masks:
             slots = torch.arange(self.extent, device=self.positions.device)
             query = self.positions[:, :, None]
-            visible = slots <= query
-            if self.ancestors is not None:
-                visible = _tree_visible(visible, self.positions, self.ancestors, slots)
+            if self.nodes is None:
+                visible, there = slots <= query, slots
+            else:
+                visible, there = _tree_visible(self.nodes, slots)
             if sliding is not None:
-                visible &= slots > query - sliding
+                visible &= there > query - sliding
             bias = torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill_(~visible, -torch.inf)
             self._masks[sliding, groups] = bias.repeat(1, groups, 1)[:, None]
         return self._masks[sliding, groups]
 
 
-def _tree_visible(visible: Tensor, positions: Tensor, ancestors: Tensor, slots: Tensor) -> Tensor:
-    """Among the step's own slots only ancestors are visible. A tree's tokens stand in consecutive slots."""
-    first = positions[:, :1, None]
-    offset = (slots - first).clamp(0, ancestors.shape[0] - 1)  # [B, 1, S]
-    own = (slots >= first) & (slots < first + ancestors.shape[0])
-    allowed = ancestors[:, offset[:, 0]].permute(1, 0, 2)  # [B, T, S]
-    return torch.where(own, allowed, slots < first)
+def _tree_visible(nodes: Nodes, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """What a tree's nodes see, [B, T, S], and the position that each slot's key has, [B, 1, S].
+
+    Before the root slots and positions are the same, and all is visible; in the tree only ancestors; behind it nothing.
+
+    Example: root 5 with children in slots 6 and 7, a child of the latter in slot 8. Positions of slots 5..8 are
+    5, 6, 6, 7, and the node in slot 8 sees 0..5, 7 and 8.
+    """
+    node = slots - nodes.root[:, None]  # [B, S]
+    inside = ((node >= 0) & (node < nodes.depth.shape[0]))[:, None]
+    node = node.clamp(0, nodes.depth.shape[0] - 1)
+    allowed = nodes.ancestors[nodes.first : nodes.last][:, node].transpose(0, 1)
+    there = torch.where(inside, (nodes.root[:, None] + nodes.depth[node])[:, None], slots)
+    return torch.where(inside, allowed, slots < nodes.root[:, None, None]), there
 
 
 def slab_attention(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 STEP = 64  # slots are added by this many, or an eighth of what there is
@@ -81,6 +82,21 @@ class Slab:
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` slots of one row over another (the last row takes a finished one's place)."""
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
+
+    def gather_path(self, root: Tensor, path: Tensor, count: Tensor) -> None:
+        """Moves the keys of a tree's accepted path behind its root, so that slots are positions again.
+
+        Args:
+            root: [B] slot of each row's root; node n stands in slot root + n.
+            path: [B, m] nodes of the path from the root's child on, rising.
+            count: [B] how many of a row's path are moved; the others stay where they are.
+        """
+        place = torch.arange(1, path.shape[1] + 1, device=path.device)
+        rows, steps = ((place <= count[:, None]) & (path != place)).nonzero(as_tuple=True)
+        if rows.numel():
+            source, target = root[rows] + path[rows, steps], root[rows] + place[steps]
+            # The right side is a copy, so that a slot which is both read and written does no harm.
+            self._data[:, :, rows, :, target] = self._data[:, :, rows, :, source]
 
 
 def kv_shape(config: PreTrainedConfig) -> tuple[int, int, int]:

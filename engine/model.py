@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from engine.attention import NAME, Window, register
+from engine.attention import NAME, Nodes, Window, register
 from engine.cache import Slab
 from engine.pack import pack, pack_linears, packed_linear, pays
 
@@ -95,6 +95,19 @@ class Runner:
         """
         positions = start[:, None] + torch.arange(ids.shape[1], device=self.device)
         return self._run(ids, Window(self.slab, positions, extent))
+
+    def step_nodes(self, ids: Tensor, nodes: Nodes, extent: int) -> Tensor:
+        """Runs nodes of a tree for each of the first B rows; each sees the prefix and its ancestors.
+
+        Args:
+            ids: [B, T] token ids of the nodes.
+            nodes: which nodes these are.
+            extent: slots to look at, over the largest slot of the step.
+
+        Returns:
+            [B, T, H] final hidden states.
+        """
+        return self._run(ids, Window(self.slab, nodes.positions, extent, nodes=nodes))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Head over hidden states [..., H] -> [..., R]: the whole vocabulary, or the shortlist's columns."""
