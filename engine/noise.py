@@ -13,6 +13,8 @@ from torch import Tensor
 
 DRAFT, ACCEPT, FINAL = 0, 1, 2  # purposes: draw a draft token, accept it, draw the correction or bonus token
 
+NUM_PURPOSES = 3
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the increment of splitmix64, as a signed integer
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -21,6 +23,15 @@ _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 def request_key(request_id: str) -> int:
     """A 63-bit integer from a request's name (Python's own hash changes from process to process)."""
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def sibling(purpose: int, rank: int) -> int:
+    """The purpose of a draw for the sibling of this rank in a tree; rank 0 has the chain's own noise.
+
+    Siblings are drawn and tried one after the other at one position, so each needs its own. Cousins share: of their
+    parents one at most is reached, by decisions at earlier positions.
+    """
+    return purpose + NUM_PURPOSES * rank
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -42,7 +53,7 @@ def uniform(seed: int, request: Tensor, position: Tensor, purpose: int) -> Tenso
         seed: the run's seed.
         request: int64 keys, broadcastable against `position`.
         position: int64 absolute positions of the tokens that the draws decide.
-        purpose: DRAFT, ACCEPT or FINAL.
+        purpose: DRAFT, ACCEPT or FINAL, or one of them for a sibling in a tree.
 
     Returns:
         float64 tensor of the broadcast shape.
