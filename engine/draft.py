@@ -106,14 +106,8 @@ class ModelDrafter:
 
     def propose(self, batch: Batch, k: int) -> Proposal:
         run = self.runner
-        if self._stale:
-            for row, text in enumerate(batch.text):
-                self.start(row, torch.tensor(text[:-1], device=run.device))
-            self._stale = False
-        temperature = batch.temperature
-        if self.warp is not None:
-            # Drafting greedily for a sampling target is allowed, and the reverse only costs acceptance.
-            temperature = torch.full_like(temperature, self.warp.temperature)
+        self._catch_up(batch)
+        temperature = self._temperature(batch)
         greedy = bool((temperature < 1e-4).all())
         ids, start = batch.last, batch.length - 2
         if not greedy:
@@ -133,6 +127,20 @@ class ModelDrafter:
             tokens.append(run.token(column))
             ids, start = tokens[-1][:, None], batch.length + j
         return Proposal(torch.stack(tokens, 1), None if greedy else torch.cat(q, 1), run.shortlist)
+
+    def _catch_up(self, batch: Batch) -> None:
+        """Reads the rows' texts again after cycles that this drafter did not see."""
+        if self._stale:
+            for row, text in enumerate(batch.text):
+                self.start(row, torch.tensor(text[:-1], device=self.runner.device))
+            self._stale = False
+
+    def _temperature(self, batch: Batch) -> Tensor:
+        """[B] what is drafted at."""
+        if self.warp is None:
+            return batch.temperature
+        # Drafting greedily for a sampling target is allowed, and the reverse only costs acceptance.
+        return torch.full_like(batch.temperature, self.warp.temperature)
 
 
 class LookupDrafter:

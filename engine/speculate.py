@@ -231,12 +231,8 @@ class Decoder:
     @torch.inference_mode()
     def cycle(self) -> list[Answer]:
         """One round over all active rows; returns those that finished."""
-        if self._changed:
-            self._load()
-            self._changed = False
-        texts = [[*a.request.ids, *a.tokens] for a in self.active] if self.k else []
-        longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
-        batch = Batch(self._last, self._length, longest, self._temperature, self._keys, texts)
+        batch = self._batch()
+        longest = batch.longest
         k = self._draft_length(longest)
         proposal = None
         if k:
@@ -252,13 +248,31 @@ class Decoder:
             logits = self.target.logits(hidden)
         with self.clock.phase("sampling"):
             accepted, final = self._accept(logits, proposal, k)
-            emitted = torch.cat([block[:, 1:], final[:, None]], 1).scatter(1, accepted[:, None], final[:, None])
-            # The rows' next state, on the device: the two newest tokens are emitted[a-1] (or the old one) and final.
-            seen = torch.cat([newest, emitted], 1)
-            self._last = seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device))
-            self._length = self._length + accepted + 1
-            kept, tokens = accepted.tolist(), emitted.tolist()
+            kept, tokens = self._advance(block, accepted, final)
             count = [k] * len(kept) if proposal is None or proposal.count is None else proposal.count.tolist()
+        self._record(kept, tokens, count, hidden)
+        return self._retire()
+
+    def _batch(self) -> Batch:
+        """What this cycle starts from."""
+        if self._changed:
+            self._load()
+            self._changed = False
+        texts = [[*a.request.ids, *a.tokens] for a in self.active] if self.k else []
+        longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
+        return Batch(self._last, self._length, longest, self._temperature, self._keys, texts)
+
+    def _advance(self, block: Tensor, accepted: Tensor, final: Tensor) -> tuple[list[int], list[list[int]]]:
+        """The rows' next state from the newest token and k proposals [B, k + 1]; accepted and emitted, on the host."""
+        emitted = torch.cat([block[:, 1:], final[:, None]], 1).scatter(1, accepted[:, None], final[:, None])
+        # On the device: the two newest tokens are emitted[a-1] (or the old one) and final.
+        seen = torch.cat([block[:, :1], emitted], 1)
+        self._last = seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device))
+        self._length = self._length + accepted + 1
+        return accepted.tolist(), emitted.tolist()
+
+    def _record(self, kept: list[int], tokens: list[list[int]], count: list[int], hidden: Tensor) -> None:
+        """Commits what each row emitted, and writes down its cycle."""
         for row, answer in enumerate(self.active):
             before, emit = len(answer.tokens), tokens[row][: kept[row] + 1]
             # Proposals that no room was left for are not proposals (their rows waste time, which the clock sees).
@@ -268,7 +282,6 @@ class Decoder:
             answer.cycles.append(Cycle(proposed, min(kept[row], proposed), num, cut and answer.finish == "eos"))
             if self.keep_hidden:
                 answer.hidden.extend(hidden[row, :num].unbind(0))
-        return self._retire()
 
     def _accept(self, logits: Tensor, proposal: Proposal | None, k: int) -> tuple[Tensor, Tensor]:
         """Accepted counts [B] and the token that follows [B]."""
