@@ -204,7 +204,13 @@ def exact_joint(temperature: float, top_p: float) -> Tensor:
 
 
 def engine_counts(
-    k: int, batch: int, temperature: float, top_p: float, draft_warp: Warp | None, lookup: bool = False
+    k: int,
+    batch: int,
+    temperature: float,
+    top_p: float,
+    draft_warp: Warp | None,
+    lookup: bool = False,
+    rule: str = "token",
 ) -> tuple[Tensor, list[Answer]]:
     """How often the engine gave each of the 125 continuations, one prefill for all samples."""
     target, draft = Runner(TARGET5, batch, 16), Runner(DRAFT5, batch, 16)
@@ -218,7 +224,7 @@ def engine_counts(
     counts, answers = torch.zeros(125), []
     for first in range(0, SAMPLES if batch > 1 else SAMPLES // 4, batch):
         drafter: Drafter = LookupDrafter() if lookup else ModelDrafter(draft, 11, draft_warp)
-        decoder = Decoder(target, (), drafter if k else None, k, seed=11, top_p=top_p)
+        decoder = Decoder(target, (), drafter if k else None, k, seed=11, top_p=top_p, rule=rule)
         for row in range(batch):
             # Rows ask for 3 to 5 tokens, so that they leave at different times; the first three are compared.
             decoder.resume(Request(f"r{first + row}", PROMPT, 3 + row % 3, temperature), hidden)
@@ -249,6 +255,25 @@ CASES: dict[str, dict] = {
     "draft top-p": {"k": 2, "batch": ROWS, "temperature": 1.3, "top_p": 1.0, "draft_warp": Warp(1.3, 0, 0.7)},
     "greedy draft": {"k": 2, "batch": ROWS, "temperature": 1.0, "top_p": 1.0, "draft_warp": Warp(0.0)},
     "target top-p": {"k": 2, "batch": ROWS, "temperature": 1.0, "top_p": 0.8, "draft_warp": None},
+    "block": {"k": 3, "batch": ROWS, "temperature": 1.0, "top_p": 1.0, "draft_warp": None, "rule": "block"},
+    "block, one row": {"k": 2, "batch": 1, "temperature": 0.8, "top_p": 1.0, "draft_warp": None, "rule": "block"},
+    "block, draft top-p": {
+        "k": 2,
+        "batch": ROWS,
+        "temperature": 1.3,
+        "top_p": 0.9,
+        "draft_warp": Warp(0.9, 0, 0.7),
+        "rule": "block",
+    },
+    "block, lookup": {
+        "k": 2,
+        "batch": ROWS,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "draft_warp": None,
+        "lookup": True,
+        "rule": "block",
+    },
     "lookup": {"k": 2, "batch": ROWS, "temperature": 1.0, "top_p": 1.0, "draft_warp": None, "lookup": True},
 }
 
@@ -272,6 +297,13 @@ def test_observed_acceptance_is_the_overlap() -> None:
     hits = torch.tensor([float(a.cycles[0].accepted >= 1) for a in answers])
     z = (hits - overlap).sum() / (overlap * (1 - overlap)).sum().sqrt()
     assert abs(float(z)) < 3.5
+
+
+def test_the_block_rule_needs_new_noise_in_every_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decides with draws past the place where it stops; drawing them again in the next cycle is seen."""
+    monkeypatch.setattr(engine.speculate.noise, "fresh", lambda request, cycle: request)
+    counts, _ = engine_counts(**CASES["block"])
+    assert p_value(counts, exact_joint(1.0, 1.0)) < 1e-3
 
 
 # Each of these is a fault that tools have had; the joint test must see it.
