@@ -90,7 +90,7 @@ class ModelDrafter:
 
     def __init__(self, runner: Runner, seed: int = 0, warp: Warp | None = None) -> None:
         self.runner, self.seed, self.warp = runner, seed, warp
-        self._stale = False
+        self._skipped = 0
 
     def start(self, row: int, ids: Tensor) -> None:
         self.runner.prefill(ids, row)
@@ -102,14 +102,12 @@ class ModelDrafter:
         return max(0, self.runner.max_positions - longest)
 
     def skip(self) -> None:
-        self._stale = True
+        self._skipped += 1
 
     def propose(self, batch: Batch, k: int) -> Proposal:
         run = self.runner
-        if self._stale:
-            for row, text in enumerate(batch.text):
-                self.start(row, torch.tensor(text[:-1], device=run.device))
-            self._stale = False
+        if self._skipped:
+            self._catch_up(batch)
         temperature = batch.temperature
         if self.warp is not None:
             # Drafting greedily for a sampling target is allowed, and the reverse only costs acceptance.
@@ -133,6 +131,17 @@ class ModelDrafter:
             tokens.append(run.token(column))
             ids, start = tokens[-1][:, None], batch.length + j
         return Proposal(torch.stack(tokens, 1), None if greedy else torch.cat(q, 1), run.shortlist)
+
+    def _catch_up(self, batch: Batch) -> None:
+        """Reads what was emitted while nothing was drafted: one token a cycle in every row."""
+        missed, lengths = self._skipped + 1, [len(text) - 1 for text in batch.text]
+        self._skipped = 0
+        if missed > min(lengths):
+            for row, text in enumerate(batch.text):
+                self.start(row, torch.tensor(text[:-1], device=self.runner.device))
+            return
+        ids = torch.tensor([text[-missed - 1 : -1] for text in batch.text], device=self.runner.device)
+        self.runner.step(ids, batch.length - 1 - missed, max(lengths))
 
 
 class LookupDrafter:

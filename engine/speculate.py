@@ -23,6 +23,7 @@ from engine.accept import accept_block, accept_greedy, accept_sampled
 from engine.clock import BareClock, Clock
 from engine.draft import Batch, Drafter, Proposal
 from engine.model import Runner
+from engine.policy import Policy
 from engine.warp import Warp, draw, probabilities
 
 RULES = ("token", "block")
@@ -100,6 +101,7 @@ class Decoder:
         keep_hidden: keep the target's hidden state of every emitted token (distillation reads them).
         stop: looks at an answer's tokens after each commit; true ends it with finish "stop".
         rule: how samples are accepted, "token" by token or by "block"; both are exact.
+        policy: chooses each cycle's k, at most `k`; None is always k.
 
     Raises:
         ValueError: k without a drafter, or out of 0..16.
@@ -118,6 +120,7 @@ class Decoder:
         keep_hidden: bool = False,
         stop: Callable[[list[int]], bool] | None = None,
         rule: str = "token",
+        policy: Policy | None = None,
     ) -> None:
         if not 0 <= k <= 16:
             raise ValueError(f"k is {k}; it must be 0 (no speculation) to 16")
@@ -126,7 +129,7 @@ class Decoder:
         if rule not in RULES:
             raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(RULES)}")
         Warp(0.0, top_k, top_p)
-        self.rule = rule
+        self.rule, self.policy = rule, policy
         self.target, self.drafter, self.k, self.seed = target, drafter, k, seed
         self.top_k, self.top_p = top_k, top_p
         self.eos = frozenset(eos)
@@ -197,6 +200,9 @@ class Decoder:
     def _retire(self) -> list[Answer]:
         """Takes finished rows out; the last active row moves into each gap."""
         done = [a for a in self.active if a.finish]
+        if self.policy is not None:
+            for answer in done:
+                self.policy.forget(answer.request.id)
         if not done:
             return []
         while any(a.finish for a in self.active):
@@ -233,7 +239,8 @@ class Decoder:
         if self.drafter is None or self.k == 0:
             return 0
         useful = max(a.request.max_new - len(a.tokens) for a in self.active) - 1
-        return max(0, min(self.k, useful, self.drafter.reach(longest), self.target.max_positions - longest))
+        wanted = self.k if self.policy is None else self.policy.choose([a.request.id for a in self.active], longest)
+        return max(0, min(self.k, wanted, useful, self.drafter.reach(longest), self.target.max_positions - longest))
 
     @torch.inference_mode()
     def cycle(self) -> list[Answer]:
@@ -274,6 +281,8 @@ class Decoder:
             cut = self._commit(answer, emit)
             num = len(answer.tokens) - before
             answer.cycles.append(Cycle(proposed, min(kept[row], proposed), num, cut and answer.finish == "eos"))
+            if self.policy is not None:
+                self.policy.observe(answer.request.id, proposed, answer.cycles[-1].accepted)
             if self.keep_hidden:
                 answer.hidden.extend(hidden[row, :num].unbind(0))
         return self._retire()

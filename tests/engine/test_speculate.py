@@ -19,6 +19,7 @@ import engine.speculate
 from engine.accept import residual
 from engine.draft import Drafter, LookupDrafter, ModelDrafter
 from engine.model import Runner
+from engine.policy import Policy
 from engine.speculate import Answer, Decoder, Request
 from engine.warp import Warp, draw
 
@@ -211,6 +212,7 @@ def engine_counts(
     draft_warp: Warp | None,
     lookup: bool = False,
     rule: str = "token",
+    policy: Callable[[], Policy] | None = None,
 ) -> tuple[Tensor, list[Answer]]:
     """How often the engine gave each of the 125 continuations, one prefill for all samples."""
     target, draft = Runner(TARGET5, batch, 16), Runner(DRAFT5, batch, 16)
@@ -222,9 +224,10 @@ def engine_counts(
             target.slab.move_row(0, row, len(ids))
             draft.slab.move_row(0, row, len(ids))
     counts, answers = torch.zeros(125), []
+    made = policy() if policy is not None else None
     for first in range(0, SAMPLES if batch > 1 else SAMPLES // 4, batch):
         drafter: Drafter = LookupDrafter() if lookup else ModelDrafter(draft, 11, draft_warp)
-        decoder = Decoder(target, (), drafter if k else None, k, seed=11, top_p=top_p, rule=rule)
+        decoder = Decoder(target, (), drafter if k else None, k, 11, 0, top_p, rule=rule, policy=made)
         for row in range(batch):
             # Rows ask for 3 to 5 tokens, so that they leave at different times; the first three are compared.
             decoder.resume(Request(f"r{first + row}", PROMPT, 3 + row % 3, temperature), hidden)
