@@ -144,6 +144,33 @@ class ModelDrafter:
         self.runner.step(ids, batch.length - 1 - missed, max(lengths))
 
 
+class SelfDrafter(ModelDrafter):
+    """Self-speculation: the target's own first layers and its head, over the target's own slab.
+
+    The keys that the first layers write for a proposal are those that verification writes again, so that the draft
+    needs no prefill, no memory and no catching up.
+
+    Args:
+        target: the target that verifies.
+        num_layers: how many of its first layers draft.
+        seed, warp: as for `ModelDrafter`.
+
+    Source: the idea of arXiv 2309.08168, with a fixed choice of layers.
+    """
+
+    def __init__(self, target: Runner, num_layers: int, seed: int = 0, warp: Warp | None = None) -> None:
+        super().__init__(target.first_layers(num_layers), seed, warp)
+
+    def start(self, row: int, ids: Tensor) -> None:
+        """The target's prefill wrote these keys."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """The target's row moves."""
+
+    def skip(self) -> None:
+        """The target reads every token."""
+
+
 class LookupDrafter:
     """Prompt look-up: continue as the text went on after the latest earlier occurrence of the newest n-gram.
 

@@ -17,7 +17,7 @@ import engine.accept
 import engine.draft
 import engine.speculate
 from engine.accept import residual
-from engine.draft import Drafter, LookupDrafter, ModelDrafter
+from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
 from engine.policy import Policy
 from engine.speculate import Answer, Decoder, Request
@@ -78,7 +78,7 @@ def decode(requests: list[Request], drafter: Drafter | None, k: int, batch: int,
 
 
 @given(
-    draft=st.sampled_from(["none", "same", "noise", "other", "lookup", "shortlist", "short positions"]),
+    draft=st.sampled_from(["none", "same", "noise", "other", "lookup", "shortlist", "short positions", "self"]),
     k=st.integers(1, 16),
     batch=st.integers(1, 5),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6),
@@ -103,9 +103,12 @@ def test_greedy_equals_the_plain_model(
         drafter = ModelDrafter(Runner(DRAFTS["noise"], batch, 200, torch.arange(3, VOCAB, 2)))
     elif draft == "short positions":  # T15: the draft's positions end before the target's
         drafter = ModelDrafter(Runner(DRAFTS["noise"], batch, 40))
-    else:
+    elif draft != "self":
         drafter = ModelDrafter(Runner(DRAFTS[draft], batch, 200))
-    answers = decode(requests, drafter, k, batch, eos)
+    target = Runner(TARGET, batch, 200)
+    if draft == "self":
+        drafter = SelfDrafter(target, 1)
+    answers = {answer.request.id: answer for answer in Decoder(target, eos, drafter, k).run(requests)}
     for i, ids in enumerate(prompts):
         answer = answers[str(i)]
         assert answer.tokens == plain_greedy(ids, max_new, eos), (draft, k, i)
@@ -169,6 +172,17 @@ def test_t38_rows_of_a_batch_equal_their_single_runs() -> None:
         both = [[(c.accepted, c.emitted) for c in a.cycles] for a in (together[request.id], alone)]
         if request.temperature == 0:
             assert both[0] == both[1]
+
+
+def test_self_speculation_reads_less_and_refuses_what_is_not_there() -> None:
+    target = Runner(TARGET, 1, 50)
+    early = target.first_layers(1)
+    assert early.slab is target.slab and 0 < early.weight_bytes < target.weight_bytes
+    for num in (0, 2):
+        with pytest.raises(ValueError, match="this decoder has 2"):
+            target.first_layers(num)
+    # The target still has all its layers.
+    assert decode([Request("a", (5, 6), 9)], None, 0, 1, set())["a"].tokens == plain_greedy([5, 6], 9, set())
 
 
 def test_k_is_bounded_and_needs_a_drafter() -> None:
