@@ -56,7 +56,7 @@ class Load:
         max_new: tokens a request.
         eos: ids that end an answer.
         temperature, top_p, top_k: of the target.
-        draft_warp: the draft's own warping; None is the target's.
+        draft_warps: each draft's own warping; a draft without one samples as the target does.
         seed: of the noise.
     """
 
@@ -65,7 +65,7 @@ class Load:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    draft_warp: Warp | None = None
+    draft_warps: Mapping[str, Warp] = field(default_factory=dict)
     seed: int = 0
 
 
@@ -164,7 +164,7 @@ class Bench:
             return None
         if arm.draft == LOOKUP:
             return LookupDrafter(device=self.target.device)
-        return ModelDrafter(self.drafts[arm.draft], self.load.seed, self.load.draft_warp)
+        return ModelDrafter(self.drafts[arm.draft], self.load.seed, self.load.draft_warps.get(arm.draft))
 
     def _blank(self, request: EvalRequest, arm: Arm, clock: str, repeat: int, warmup: bool) -> RequestRow:
         """A row with all that is known before the run."""
