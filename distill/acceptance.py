@@ -8,6 +8,7 @@ At each supervised position, against the target's *whole* distribution p:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +102,43 @@ def acceptance(
             p = (y / temperature).sub_(lse[:, None]).exp_()
             alpha.append(torch.minimum(p, (z / temperature).softmax(-1)).sum(-1))
     return Acceptance(_cat(match, hidden_draft, torch.bool), _cat(alpha, hidden_draft, torch.float32))
+
+
+@torch.no_grad()
+def overlap_by_temperature(
+    hidden_draft: Tensor,
+    weight_draft: Tensor,
+    hidden_target: Tensor,
+    weight_target: Tensor,
+    summary: TargetSummary,
+    temperature: float,
+    draft_temperatures: Sequence[float],
+    softcaps: tuple[float | None, float | None] = (None, None),
+    chunk_tok: int = 1024,
+) -> Tensor:
+    """Sum over positions of sum min(p, q) when the draft samples at other temperatures than the target.
+
+    Args:
+        hidden_draft, weight_draft, hidden_target, weight_target, summary, softcaps, chunk_tok: as for `acceptance`.
+        temperature: of the target, > 0; that of the summary.
+        draft_temperatures: D of them, each > 0.
+
+    Returns:
+        [D] float64.
+    """
+    sums = torch.zeros(len(draft_temperatures), dtype=torch.float64)
+    for start in range(0, hidden_draft.shape[0], chunk_tok):
+        at = slice(start, start + chunk_tok)
+        logits_z = hidden_draft[at].to(weight_draft.dtype) @ weight_draft.T
+        logits_y = hidden_target[at].to(weight_target.dtype) @ weight_target.T
+        columns = (logits_y, logits_z, summary.lse[at])
+        for y, z, lse in zip(*(column.split(_block_rows(logits_z)) for column in columns)):
+            y = capped(y.to(wide_dtype(y.dtype)), softcaps[0])
+            z = capped(z.to(wide_dtype(z.dtype)), softcaps[1])
+            p = (y / temperature).sub_(lse[:, None]).exp_()
+            for i, other in enumerate(draft_temperatures):
+                sums[i] += torch.minimum(p, (z / other).softmax(-1)).sum().double().cpu()
+    return sums
 
 
 def _block_rows(logits: Tensor) -> int:

@@ -132,7 +132,9 @@ class Keeper(pl.Callback):
         self.run.append(values)
         self.tracker.log(step, {name: value for name, value in values.items() if name != "step"})
         columns = ("domain", "alpha", "alpha_whole", "overlap", "overlap_whole", "best_k", "speedup")
-        rows = [[s.domain, s.alpha, s.alpha_whole, s.overlap, s.overlap_whole, s.best[0], s.best[1]] for s in scores]
+        rows: list[list[float | str]] = [
+            [s.domain, s.alpha, s.alpha_whole, s.overlap, s.overlap_whole, s.best[0], s.best[1]] for s in scores
+        ]
         self.tracker.table(step, "val/domains", columns, rows)
         if better:
             self.best = values

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -19,9 +19,11 @@ from distill.losses import chunked_loss
 from distill.rows import HeadRows, draw_rows
 from distill.schema import Distill
 from distill.teacher import Batch
-from distill.validation import Score, Validation
+from distill.validation import FittedTemperature, Score, Validation
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class TrainingDiverged(ValueError):
@@ -211,18 +213,24 @@ class DraftModule(pl.LightningModule):
         if len(checkpoint["rng"]["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(checkpoint["rng"]["cuda"])
 
-    @torch.no_grad()
     def validate(self, validation: Validation) -> list[Score]:
         """Scores the draft as it stands, in the precision it is trained in."""
-        precision = self.trainer.precision_plugin
+        return self._scored(validation.run)
+
+    def fit_temperature(self, validation: Validation) -> FittedTemperature:
+        """The temperature at which the draft as it stands overlaps the target most."""
+        return self._scored(validation.fit_temperature)
+
+    @torch.no_grad()
+    def _scored(self, score: Callable[..., T]) -> T:
         head = self.table.detach()[: self.num_rows]
         if self.trainer.precision == "bf16-mixed":
             head = head.bfloat16()
         self.draft.eval()
-        with precision.forward_context():
-            scores = validation.run(self.hidden, head, self.teacher_head, self.shortlist)
+        with self.trainer.precision_plugin.forward_context():
+            found = score(self.hidden, head, self.teacher_head, self.shortlist)
         self.draft.train()
-        return scores
+        return found
 
     def export(self) -> tuple[PreTrainedModel, tuple[Tensor, Tensor] | None]:
         """The whole ordinary model, and the factors of a low-rank head, which is folded to a dense one."""

@@ -246,6 +246,7 @@ class Eval(Stage):
         min_requests: fewer give "insufficient" instead of a number.
         max_new_tok: tokens a request.
         warmup: requests run first and left out.
+        phased_every: every so many requests one is timed by phase too (shares); the others by the bare clock alone.
         objective: what the choice minimises.
         min_speedup: below it the verdict is no-go.
         bootstrap: resamples of an interval.
@@ -263,6 +264,7 @@ class Eval(Stage):
     min_requests: Positive = 5
     max_new_tok: Positive = 96
     warmup: Count = 1
+    phased_every: Positive = 1
     objective: Literal["latency@p50", "latency@p95"] = "latency@p50"
     min_speedup: Annotated[float, Field(gt=0)] = 1.05
     bootstrap: Annotated[int, Field(ge=100)] = 2000

@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,8 +185,13 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     resume_from = run.newest_whole() if run.attempt else None
     best = fit(recipe, run, module, dataset, validation, stop, tracker, resume_from)
     stop.check()
+    fitted = module.fit_temperature(validation)
+    log.info(
+        "draft temperature for a target at %g: %g (overlap %.3f; %.3f at the target's own)",
+        *(fitted.target, fitted.draft, fitted.overlap, fitted.overlap_same),
+    )
     exported, factors = module.export()
-    meta = describe(recipe, run, target, sizes, manifest, best, stage.max_steps)
+    meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, sizes, manifest, best, stage.max_steps)
     ids = None if module.shortlist is None else module.shortlist.tolist()
     named = _tokenizer_class(target.folder)
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)

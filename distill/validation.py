@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distill.acceptance import TargetSummary, acceptance, summarise_target
+from distill.acceptance import TargetSummary, acceptance, overlap_by_temperature, summarise_target
 from distill.tau import Cycles, count_cycles
 from distill.teacher import Batch, ResponseDataset
 from engine.costs import Costs, predicted_speedup
+
+# Tried for the draft, times the target's temperature.
+FACTORS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5)
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,39 @@ class Validation:
         lengths = [self.dataset.num_supervised[row] for row in rows]
         return {row: list(values) for row, *values in zip(rows, *(column.split(lengths) for column in columns))}
 
+    @torch.no_grad()
+    def fit_temperature(
+        self, hidden: Callable[[Batch], Tensor], head: Tensor, teacher_head: Tensor, shortlist: Tensor | None
+    ) -> FittedTemperature:
+        """Tries FACTORS times the served temperature (1 where that is greedy) for the draft; arguments as for `run`.
+
+        It costs no acceptance test its exactness: q is what the draft samples from, whatever its temperature.
+        """
+        rows = slice(None) if shortlist is None else shortlist
+        sums, num = torch.zeros(len(FACTORS), dtype=torch.float64), 0
+        for number, members in enumerate(self._batches):
+            batch = self.dataset.collate(members).to(teacher_head.device)
+            if number not in self._summaries:
+                self._summaries[number] = summarise_target(
+                    batch.hidden_target, teacher_head, self.temperature, self.softcaps[0], self.chunk_tok
+                )
+            sums += overlap_by_temperature(
+                hidden(batch),
+                head[rows],
+                batch.hidden_target,
+                teacher_head[rows],
+                self._summaries[number],
+                self.temperature,
+                [factor * self.temperature for factor in FACTORS],
+                self.softcaps,
+                self.chunk_tok,
+            )
+            num += len(batch.labels)
+        mean = (sums / num).tolist()
+        best = max(range(len(FACTORS)), key=mean.__getitem__)
+        found = round(FACTORS[best] * self.temperature, 6)
+        return FittedTemperature(self.temperature, found, mean[best], mean[FACTORS.index(1.0)])
+
     def _score(self, domain: str, answers: list[list[Tensor]]) -> Score:
         match, overlap, match_whole, overlap_whole = (torch.cat(list(column)).float() for column in zip(*answers))
         accepted = 1 if self.served.temperature else 0
@@ -170,6 +206,22 @@ class Validation:
         accept = counted.conditional if counted.num else statistics.fmean(value for text in texts for value in text)
         served = self.served
         return predicted_speedup(served.costs, k, accept, served.prefill_ms, served.draft_prefill_ms, served.new_tok)
+
+
+@dataclass(frozen=True)
+class FittedTemperature:
+    """The temperature at which the draft overlaps the target most, over all held-out answers.
+
+    Attributes:
+        target: temperature that the target is served at.
+        draft: the draft's best one.
+        overlap: mean sum min(p, q) there; `overlap_same` at the target's own temperature.
+    """
+
+    target: float
+    draft: float
+    overlap: float
+    overlap_same: float
 
 
 def choose(scores: Sequence[Score], domain: str) -> tuple[int, float]:

@@ -90,7 +90,7 @@ class ModelDrafter:
 
     def __init__(self, runner: Runner, seed: int = 0, warp: Warp | None = None) -> None:
         self.runner, self.seed, self.warp = runner, seed, warp
-        self._stale = False
+        self._skipped = 0
 
     def start(self, row: int, ids: Tensor) -> None:
         self.runner.prefill(ids, row)
@@ -102,11 +102,12 @@ class ModelDrafter:
         return max(0, self.runner.max_positions - longest)
 
     def skip(self) -> None:
-        self._stale = True
+        self._skipped += 1
 
     def propose(self, batch: Batch, k: int) -> Proposal:
         run = self.runner
-        self._catch_up(batch)
+        if self._skipped:
+            self._catch_up(batch)
         temperature = self._temperature(batch)
         greedy = bool((temperature < 1e-4).all())
         ids, start = batch.last, batch.length - 2
@@ -129,11 +130,15 @@ class ModelDrafter:
         return Proposal(torch.stack(tokens, 1), None if greedy else torch.cat(q, 1), run.shortlist)
 
     def _catch_up(self, batch: Batch) -> None:
-        """Reads the rows' texts again after cycles that this drafter did not see."""
-        if self._stale:
+        """Reads what was emitted while nothing was drafted: one token a cycle in every row."""
+        missed, lengths = self._skipped + 1, [len(text) - 1 for text in batch.text]
+        self._skipped = 0
+        if missed > min(lengths):
             for row, text in enumerate(batch.text):
                 self.start(row, torch.tensor(text[:-1], device=self.runner.device))
-            self._stale = False
+            return
+        ids = torch.tensor([text[-missed - 1 : -1] for text in batch.text], device=self.runner.device)
+        self.runner.step(ids, batch.length - 1 - missed, max(lengths))
 
     def _temperature(self, batch: Batch) -> Tensor:
         """[B] what is drafted at."""
@@ -141,6 +146,33 @@ class ModelDrafter:
             return batch.temperature
         # Drafting greedily for a sampling target is allowed, and the reverse only costs acceptance.
         return torch.full_like(batch.temperature, self.warp.temperature)
+
+
+class SelfDrafter(ModelDrafter):
+    """Self-speculation: the target's own first layers and its head, over the target's own slab.
+
+    The keys that the first layers write for a proposal are those that verification writes again, so that the draft
+    needs no prefill, no memory and no catching up.
+
+    Args:
+        target: the target that verifies.
+        num_layers: how many of its first layers draft.
+        seed, warp: as for `ModelDrafter`.
+
+    Source: the idea of arXiv 2309.08168, with a fixed choice of layers.
+    """
+
+    def __init__(self, target: Runner, num_layers: int, seed: int = 0, warp: Warp | None = None) -> None:
+        super().__init__(target.first_layers(num_layers), seed, warp)
+
+    def start(self, row: int, ids: Tensor) -> None:
+        """The target's prefill wrote these keys."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """The target's row moves."""
+
+    def skip(self) -> None:
+        """The target reads every token."""
 
 
 class LookupDrafter:

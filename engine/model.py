@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
@@ -58,11 +60,30 @@ class Runner:
             self._bias = None if self._bias is None else self._bias[:vocab]
         pack_linears(self._body)
         self._packed_head = pack(self._head) if pays(self._head) else None
-        # Read once a step; the embedding is a look-up.
-        embedding = model.get_input_embeddings().weight
-        body = sum(w.numel() for w in self._body.parameters() if w is not embedding)
-        self.weight_bytes = (body + self._head.numel()) * self._head.element_size()
         self.slab = Slab.for_model(self.config, batch, capacity, self.dtype, self.device)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one step reads; the embedding is a look-up."""
+        embedding = self._body.get_input_embeddings().weight
+        body = sum(w.numel() for w in self._body.parameters() if w is not embedding)
+        return (body + self._head.numel()) * self._head.element_size()
+
+    def first_layers(self, num: int) -> Runner:
+        """The same weights and the same slab, but only the first layers before the final norm and the head.
+
+        Raises:
+            ValueError: not 1 to one less than all layers, or a decoder that keeps its layers elsewhere.
+        """
+        layers = getattr(self._body, "layers", None)
+        if not isinstance(layers, nn.ModuleList) or not 1 <= num < len(layers):
+            have = "unknown" if layers is None else len(layers)
+            raise ValueError(f"{num} first layers asked for; this decoder has {have}; ask for 1 or more, not all")
+        body = copy.copy(self._body)
+        body._modules = {**self._body._modules, "layers": layers[:num]}
+        early = copy.copy(self)
+        early._body = body
+        return early
 
     @property
     def max_positions(self) -> int:

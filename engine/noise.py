@@ -62,3 +62,8 @@ def uniform(seed: int, request: Tensor, position: Tensor, purpose: int) -> Tenso
     x = _mix(x + position * _GOLDEN)
     x = _mix(x + (purpose + 1) * _GOLDEN % (1 << 62))
     return _shift(x, 11).to(torch.float64) * 2.0**-53
+
+
+def fresh(request: Tensor, cycle: Tensor) -> Tensor:
+    """Keys [B] for one cycle alone, where a decision reads draws that a later cycle would use again."""
+    return _mix(request + (cycle + 1) * _GOLDEN)

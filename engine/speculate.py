@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 
 from engine import noise
-from engine.accept import accept_greedy, accept_sampled
+from engine.accept import accept_block, accept_greedy, accept_sampled
 from engine.clock import BareClock, Clock
 from engine.draft import Batch, Drafter, Proposal
 from engine.model import Runner
+from engine.policy import Policy
 from engine.warp import Warp, draw, probabilities
+
+RULES = ("token", "block")
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Decoder:
         clock: gets the phases draft, verify and sampling.
         keep_hidden: keep the target's hidden state of every emitted token (distillation reads them).
         stop: looks at an answer's tokens after each commit; true ends it with finish "stop".
+        rule: how samples are accepted, "token" by token or by "block"; both are exact.
+        policy: chooses each cycle's k, at most `k`; None is always k.
 
     Raises:
         ValueError: k without a drafter, or out of 0..16.
@@ -114,12 +119,17 @@ class Decoder:
         clock: Clock | None = None,
         keep_hidden: bool = False,
         stop: Callable[[list[int]], bool] | None = None,
+        rule: str = "token",
+        policy: Policy | None = None,
     ) -> None:
         if not 0 <= k <= 16:
             raise ValueError(f"k is {k}; it must be 0 (no speculation) to 16")
         if k > 0 and drafter is None:
             raise ValueError(f"k is {k} but there is no drafter; give one, or k = 0")
+        if rule not in RULES:
+            raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(RULES)}")
         Warp(0.0, top_k, top_p)
+        self.rule, self.policy = rule, policy
         self.target, self.drafter, self.k, self.seed = target, drafter, k, seed
         self.top_k, self.top_p = top_k, top_p
         self.eos = frozenset(eos)
@@ -190,6 +200,9 @@ class Decoder:
     def _retire(self) -> list[Answer]:
         """Takes finished rows out; the last active row moves into each gap."""
         done = [a for a in self.active if a.finish]
+        if self.policy is not None:
+            for answer in done:
+                self.policy.forget(answer.request.id)
         if not done:
             return []
         while any(a.finish for a in self.active):
@@ -226,7 +239,8 @@ class Decoder:
         if self.drafter is None or self.k == 0:
             return 0
         useful = max(a.request.max_new - len(a.tokens) for a in self.active) - 1
-        return max(0, min(self.k, useful, self.drafter.reach(longest), self.target.max_positions - longest))
+        wanted = self.k if self.policy is None else self.policy.choose([a.request.id for a in self.active], longest)
+        return max(0, min(self.k, wanted, useful, self.drafter.reach(longest), self.target.max_positions - longest))
 
     @torch.inference_mode()
     def cycle(self) -> list[Answer]:
@@ -247,7 +261,7 @@ class Decoder:
             hidden = self.target.step(block, self._length - 1, longest + k)
             logits = self.target.logits(hidden)
         with self.clock.phase("sampling"):
-            accepted, final = self._accept(logits, proposal, k)
+            accepted, final = self._accept(logits, proposal, k, batch.keys)
             kept, tokens = self._advance(block, accepted, final)
             count = [k] * len(kept) if proposal is None or proposal.count is None else proposal.count.tolist()
         self._record(kept, tokens, count, hidden)
@@ -260,7 +274,7 @@ class Decoder:
             self._changed = False
         texts = [[*a.request.ids, *a.tokens] for a in self.active] if self.k else []
         longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
-        return Batch(self._last, self._length, longest, self._temperature, self._keys, texts)
+        return Batch(self._last, self._length, longest, self._temperature, self._cycle_keys(), texts)
 
     def _advance(self, block: Tensor, accepted: Tensor, final: Tensor) -> tuple[list[int], list[list[int]]]:
         """The rows' next state from the newest token and k proposals [B, k + 1]; accepted and emitted, on the host."""
@@ -280,10 +294,18 @@ class Decoder:
             cut = self._commit(answer, emit)
             num = len(answer.tokens) - before
             answer.cycles.append(Cycle(proposed, min(kept[row], proposed), num, cut and answer.finish == "eos"))
+            if self.policy is not None:
+                self.policy.observe(answer.request.id, proposed, answer.cycles[-1].accepted)
             if self.keep_hidden:
                 answer.hidden.extend(hidden[row, :num].unbind(0))
 
-    def _accept(self, logits: Tensor, proposal: Proposal | None, k: int) -> tuple[Tensor, Tensor]:
+    def _cycle_keys(self) -> Tensor:
+        """Noise keys [B]; the block rule's are new in every cycle, see `accept_block`."""
+        if self.rule == "token":
+            return self._keys
+        return noise.fresh(self._keys, torch.tensor([len(a.cycles) for a in self.active], device=self._keys.device))
+
+    def _accept(self, logits: Tensor, proposal: Proposal | None, k: int, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Accepted counts [B] and the token that follows [B]."""
         greedy = all(Warp(a.request.temperature).greedy for a in self.active)
         if greedy:
@@ -294,11 +316,11 @@ class Decoder:
         if proposal is None:
             return torch.zeros_like(self._length), self._sample(logits[:, 0])
         p = probabilities(logits, self._temperature, self.top_k, self.top_p)
-        keys, steps = self._keys[:, None], torch.arange(k + 1, device=p.device)
-        ahead = self._length[:, None] + steps
-        u_final = noise.uniform(self.seed, keys, ahead, noise.FINAL)
-        u_accept = noise.uniform(self.seed, keys, ahead[:, :k], noise.ACCEPT)
-        return accept_sampled(p, proposal.q, proposal.tokens, u_accept, u_final, proposal.rows, proposal.count)
+        ahead = self._length[:, None] + torch.arange(k + 1, device=p.device)
+        u_final = noise.uniform(self.seed, keys[:, None], ahead, noise.FINAL)
+        u_accept = noise.uniform(self.seed, keys[:, None], ahead[:, :k], noise.ACCEPT)
+        judge = accept_sampled if self.rule == "token" else accept_block
+        return judge(p, proposal.q, proposal.tokens, u_accept, u_final, proposal.rows, proposal.count)
 
     def _sample(self, logits: Tensor) -> Tensor:
         """The next token [B] from logits [B, R]; greedy rows are spared the softmax over the vocabulary."""

@@ -53,7 +53,8 @@ class TreeDrafter(ModelDrafter):
             ValueError: a node has more children than the draft's head has rows.
         """
         run, table = self.runner, tree_tensors(tree, self.runner.device)
-        self._catch_up(batch)
+        if self._skipped:
+            self._catch_up(batch)
         temperature = self._temperature(batch)
         greedy = bool((temperature < 1e-4).all())
         hidden = run.step(batch.last, batch.length - 2, batch.longest)[:, -1:]

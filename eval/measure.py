@@ -1,7 +1,8 @@
 """The grid of runs: every request under every arm, paired, one prefill shared by all arms, interleaved ABBA.
 
 One pass goes through the arms forwards, the next one backwards, so a machine that drifts hurts all arms alike. One of
-the two is timed by the bare clock (totals), the other by the phase clock (shares); which comes first alternates.
+the two is timed by the bare clock (totals), the other by the phase clock (shares); which comes first alternates. With
+`phased_every` over 1 the other requests take one bare pass, forwards and backwards in turn.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Load:
         max_new: tokens a request.
         eos: ids that end an answer.
         temperature, top_p, top_k: of the target.
-        draft_warp: the draft's own warping; None is the target's.
+        draft_warps: each draft's own warping; a draft without one samples as the target does.
         seed: of the noise.
     """
 
@@ -64,7 +65,7 @@ class Load:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    draft_warp: Warp | None = None
+    draft_warps: Mapping[str, Warp] = field(default_factory=dict)
     seed: int = 0
 
 
@@ -83,21 +84,26 @@ class Bench:
     load: Load
     _order: int = field(default=0)
 
-    def measure(self, requests: Sequence[EvalRequest], arms: Sequence[Arm], warmup: int = 1) -> Iterator[RequestRow]:
+    def measure(
+        self, requests: Sequence[EvalRequest], arms: Sequence[Arm], warmup: int = 1, phased_every: int = 1
+    ) -> Iterator[RequestRow]:
         """Rows of all requests under all arms.
 
         Args:
             requests: the first `warmup` of them run once more in front, their rows tagged.
             arms: the baseline should be the first.
             warmup: requests that warm caches and clocks up.
+            phased_every: every so many requests one is timed by phase too.
 
         Yields:
             rows, as they are measured.
         """
         for index, request in enumerate([*requests[:warmup], *requests]):
-            yield from self._request(request, arms, index, index < warmup)
+            yield from self._request(request, arms, index, index < warmup, index % phased_every == 0)
 
-    def _request(self, request: EvalRequest, arms: Sequence[Arm], index: int, warmup: bool) -> Iterator[RequestRow]:
+    def _request(
+        self, request: EvalRequest, arms: Sequence[Arm], index: int, warmup: bool, both: bool
+    ) -> Iterator[RequestRow]:
         need, room = len(request.ids) + self.load.max_new, self.target.max_positions
         if need > room:
             reason = f"{len(request.ids)} prompt + {self.load.max_new} new tokens exceed the target's {room} positions"
@@ -111,8 +117,11 @@ class Bench:
             for name in dict.fromkeys(arm.draft for arm in arms if arm.draft in self.drafts)
             if len(ids) < self.drafts[name].max_positions
         }
-        clocks = ("phased", "bare") if index % 2 else ("bare", "phased")
-        runs = [(arm, clocks[0], 0) for arm in arms] + [(arm, clocks[1], 0) for arm in reversed(arms)]
+        if both:
+            clocks = ("phased", "bare") if index % 2 else ("bare", "phased")
+            runs = [(arm, clocks[0], 0) for arm in arms] + [(arm, clocks[1], 0) for arm in reversed(arms)]
+        else:
+            runs = [(arm, "bare", 0) for arm in (reversed(arms) if index % 2 else arms)]
         if index % REPEAT_EVERY == 0:
             runs += [(arm, "bare", 1) for arm in arms if arm.name == BASELINE]
         for arm, clock, repeat in runs:
@@ -155,7 +164,7 @@ class Bench:
             return None
         if arm.draft == LOOKUP:
             return LookupDrafter(device=self.target.device)
-        return ModelDrafter(self.drafts[arm.draft], self.load.seed, self.load.draft_warp)
+        return ModelDrafter(self.drafts[arm.draft], self.load.seed, self.load.draft_warps.get(arm.draft))
 
     def _blank(self, request: EvalRequest, arm: Arm, clock: str, repeat: int, warmup: bool) -> RequestRow:
         """A row with all that is known before the run."""

@@ -152,7 +152,7 @@ def _measure(recipe: Recipe, bench: Bench, requests: Sequence[EvalRequest], path
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(f"measuring {len(arms)} arms", total=total)
         seen: str | None = None
-        for row in bench.measure(requests, arms, recipe.eval.warmup):
+        for row in bench.measure(requests, arms, recipe.eval.warmup, recipe.eval.phased_every):
             append_rows(path, [row])
             key = f"{row.warmup} {row.request_id}"
             if seen not in (None, key):

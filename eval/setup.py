@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.recipe import Recipe
+from distill.schema import Eval
 from distill.tokens import encode_prompt, eos_ids
 from distill.traffic import load_prompts
 from engine.bench import copy_bandwidth, measure_costs
@@ -76,11 +78,10 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, PreTrainedTo
         )
     eos = eos_ids(target.config, target.generation_config, tokenizer)
     stage = recipe.eval
-    warp = None
-    if stage.draft_temperature is not None or stage.draft_top_p < 1:
-        temperature = stage.temperature if stage.draft_temperature is None else stage.draft_temperature
-        warp = Warp(temperature, 0, stage.draft_top_p)
-    load = Load(stage.max_new_tok, eos, stage.temperature, stage.top_p, stage.top_k, warp, recipe.seed)
+    warps = {name: draft_warp(stage, read_draft(path).meta) for name, path in drafts.items()}
+    for about in described:
+        about["draft_temperature"] = warps[about["name"]].temperature
+    load = Load(stage.max_new_tok, eos, stage.temperature, stage.top_p, stage.top_k, warps, recipe.seed)
     meta = {
         "target_sha256": model_hash(folder),
         "target_params": {"stored": sizes.stored, "read": sizes.read},
@@ -92,6 +93,17 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, PreTrainedTo
         "eos_ids": list(eos),
     }
     return Bench(Runner(target, 1, capacity, vocab=rows), runners, load), tokenizer, meta
+
+
+def draft_warp(stage: Eval, meta: Mapping[str, Any]) -> Warp:
+    """What a draft samples from: the recipe's setting, else what was fitted for this temperature, else the target's."""
+    temperature = stage.temperature
+    fitted = meta.get("temperature")
+    if stage.draft_temperature is not None:
+        temperature = stage.draft_temperature
+    elif fitted and temperature > 0 and fitted["target"] == temperature:
+        temperature = fitted["draft"]
+    return Warp(temperature, 0, stage.draft_top_p)
 
 
 def group_of(num_tok: int) -> str:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from distill.teacher import Batch, ResponseDataset
-from distill.validation import Score, Served, Validation, choose, flat, table
+from distill.validation import FACTORS, Score, Served, Validation, choose, flat, table
 from engine.costs import Costs, predicted_speedup
 from tests.conftest import make_noisy
 from tests.distill.test_module import write_answers
@@ -106,3 +106,25 @@ def test_answers_shorter_than_a_cycle_give_no_tau(tmp_path: Path, t_tied: PreTra
     assert "n/a" in table(found)
     assert "val/code/tau_3" not in flat(found)
     assert found[0].speedup[3] > 0
+
+
+@pytest.mark.parametrize("shortlist", [None, torch.arange(0, 60)])
+def test_the_fitted_temperature_undoes_a_scaled_head(
+    t_tied: PreTrainedModel, dataset: ResponseDataset, shortlist: torch.Tensor | None
+) -> None:
+    """A draft whose logits are 1 / 0.8 of the target's overlaps it wholly at 1 / 0.8 of its temperature."""
+    head = t_tied.get_output_embeddings().weight.detach()
+
+    def hidden(batch: Batch) -> torch.Tensor:
+        return batch.hidden_target.float()
+
+    validation = Validation(dataset, Served(COSTS, (1, 3), 0.7), batch_tok=100, chunk_tok=16)
+    for scale in (1.0, 1 / 0.7):
+        fitted = validation.fit_temperature(hidden, head * scale, head, shortlist)
+        assert fitted.target == 0.7
+        if shortlist is None:
+            assert fitted.draft == pytest.approx(0.7 * min(FACTORS, key=lambda f: abs(f - scale)))
+        assert fitted.overlap >= fitted.overlap_same
+        plain = validation.run(hidden, head * scale, head, shortlist)
+        mean = sum(found.overlap * found.num_tok for found in plain) / sum(found.num_tok for found in plain)
+        assert fitted.overlap_same == pytest.approx(mean, abs=1e-5)

@@ -17,8 +17,9 @@ import engine.accept
 import engine.draft
 import engine.speculate
 from engine.accept import residual
-from engine.draft import Drafter, LookupDrafter, ModelDrafter
+from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
+from engine.policy import Policy
 from engine.speculate import Answer, Decoder, Request
 from engine.warp import Warp, draw
 
@@ -77,7 +78,7 @@ def decode(requests: list[Request], drafter: Drafter | None, k: int, batch: int,
 
 
 @given(
-    draft=st.sampled_from(["none", "same", "noise", "other", "lookup", "shortlist", "short positions"]),
+    draft=st.sampled_from(["none", "same", "noise", "other", "lookup", "shortlist", "short positions", "self"]),
     k=st.integers(1, 16),
     batch=st.integers(1, 5),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6),
@@ -102,9 +103,12 @@ def test_greedy_equals_the_plain_model(
         drafter = ModelDrafter(Runner(DRAFTS["noise"], batch, 200, torch.arange(3, VOCAB, 2)))
     elif draft == "short positions":  # T15: the draft's positions end before the target's
         drafter = ModelDrafter(Runner(DRAFTS["noise"], batch, 40))
-    else:
+    elif draft != "self":
         drafter = ModelDrafter(Runner(DRAFTS[draft], batch, 200))
-    answers = decode(requests, drafter, k, batch, eos)
+    target = Runner(TARGET, batch, 200)
+    if draft == "self":
+        drafter = SelfDrafter(target, 1)
+    answers = {answer.request.id: answer for answer in Decoder(target, eos, drafter, k).run(requests)}
     for i, ids in enumerate(prompts):
         answer = answers[str(i)]
         assert answer.tokens == plain_greedy(ids, max_new, eos), (draft, k, i)
@@ -170,6 +174,17 @@ def test_t38_rows_of_a_batch_equal_their_single_runs() -> None:
             assert both[0] == both[1]
 
 
+def test_self_speculation_reads_less_and_refuses_what_is_not_there() -> None:
+    target = Runner(TARGET, 1, 50)
+    early = target.first_layers(1)
+    assert early.slab is target.slab and 0 < early.weight_bytes < target.weight_bytes
+    for num in (0, 2):
+        with pytest.raises(ValueError, match="this decoder has 2"):
+            target.first_layers(num)
+    # The target still has all its layers.
+    assert decode([Request("a", (5, 6), 9)], None, 0, 1, set())["a"].tokens == plain_greedy([5, 6], 9, set())
+
+
 def test_k_is_bounded_and_needs_a_drafter() -> None:
     runner = Runner(TARGET, 1, 50)
     for k in (-1, 17):
@@ -204,7 +219,14 @@ def exact_joint(temperature: float, top_p: float) -> Tensor:
 
 
 def engine_counts(
-    k: int, batch: int, temperature: float, top_p: float, draft_warp: Warp | None, lookup: bool = False
+    k: int,
+    batch: int,
+    temperature: float,
+    top_p: float,
+    draft_warp: Warp | None,
+    lookup: bool = False,
+    rule: str = "token",
+    policy: Callable[[], Policy] | None = None,
 ) -> tuple[Tensor, list[Answer]]:
     """How often the engine gave each of the 125 continuations, one prefill for all samples."""
     target, draft = Runner(TARGET5, batch, 16), Runner(DRAFT5, batch, 16)
@@ -216,9 +238,10 @@ def engine_counts(
             target.slab.move_row(0, row, len(ids))
             draft.slab.move_row(0, row, len(ids))
     counts, answers = torch.zeros(125), []
+    made = policy() if policy is not None else None
     for first in range(0, SAMPLES if batch > 1 else SAMPLES // 4, batch):
         drafter: Drafter = LookupDrafter() if lookup else ModelDrafter(draft, 11, draft_warp)
-        decoder = Decoder(target, (), drafter if k else None, k, seed=11, top_p=top_p)
+        decoder = Decoder(target, (), drafter if k else None, k, 11, 0, top_p, rule=rule, policy=made)
         for row in range(batch):
             # Rows ask for 3 to 5 tokens, so that they leave at different times; the first three are compared.
             decoder.resume(Request(f"r{first + row}", PROMPT, 3 + row % 3, temperature), hidden)
@@ -249,6 +272,25 @@ CASES: dict[str, dict] = {
     "draft top-p": {"k": 2, "batch": ROWS, "temperature": 1.3, "top_p": 1.0, "draft_warp": Warp(1.3, 0, 0.7)},
     "greedy draft": {"k": 2, "batch": ROWS, "temperature": 1.0, "top_p": 1.0, "draft_warp": Warp(0.0)},
     "target top-p": {"k": 2, "batch": ROWS, "temperature": 1.0, "top_p": 0.8, "draft_warp": None},
+    "block": {"k": 3, "batch": ROWS, "temperature": 1.0, "top_p": 1.0, "draft_warp": None, "rule": "block"},
+    "block, one row": {"k": 2, "batch": 1, "temperature": 0.8, "top_p": 1.0, "draft_warp": None, "rule": "block"},
+    "block, draft top-p": {
+        "k": 2,
+        "batch": ROWS,
+        "temperature": 1.3,
+        "top_p": 0.9,
+        "draft_warp": Warp(0.9, 0, 0.7),
+        "rule": "block",
+    },
+    "block, lookup": {
+        "k": 2,
+        "batch": ROWS,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "draft_warp": None,
+        "lookup": True,
+        "rule": "block",
+    },
     "lookup": {"k": 2, "batch": ROWS, "temperature": 1.0, "top_p": 1.0, "draft_warp": None, "lookup": True},
 }
 
@@ -272,6 +314,13 @@ def test_observed_acceptance_is_the_overlap() -> None:
     hits = torch.tensor([float(a.cycles[0].accepted >= 1) for a in answers])
     z = (hits - overlap).sum() / (overlap * (1 - overlap)).sum().sqrt()
     assert abs(float(z)) < 3.5
+
+
+def test_the_block_rule_needs_new_noise_in_every_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decides with draws past the place where it stops; drawing them again in the next cycle is seen."""
+    monkeypatch.setattr(engine.speculate.noise, "fresh", lambda request, cycle: request)
+    counts, _ = engine_counts(**CASES["block"])
+    assert p_value(counts, exact_joint(1.0, 1.0)) < 1e-3
 
 
 # Each of these is a fault that tools have had; the joint test must see it.

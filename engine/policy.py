@@ -1,0 +1,132 @@
+"""How many tokens to draft next: fixed, by a table, or from past cycles. Never from a drafted token's own probability.
+
+A policy may look at whole past cycles only. Dropping a token after looking at its probability would change what is
+sampled (a known-wrong variant in the tests); choosing the next k by how earlier cycles went does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.cycle import MAX_K, Costs, cycle_ms, tau
+
+
+class Policy(Protocol):
+    """Chooses k for the next cycle of a batch; the decoder caps it by its own k and by what rows can use."""
+
+    def choose(self, requests: Sequence[str], context: int) -> int:
+        """k for rows of these requests whose longest holds `context` tokens."""
+        ...
+
+    def observe(self, request: str, proposed: int, accepted: int) -> None:
+        """One row's cycle is over."""
+        ...
+
+    def forget(self, request: str) -> None:
+        """The request is finished."""
+        ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """k by load: the first entry (largest context, largest batch) that holds the load decides.
+
+    Attributes:
+        table: {(context tokens, rows): k}, in the order in which it is tried; beyond all of it, k is 0.
+
+    Raises:
+        ValueError: an empty table, or a k out of 0..16.
+    """
+
+    table: Mapping[tuple[int, int], int]
+
+    def __post_init__(self) -> None:
+        if not self.table or not all(0 <= k <= MAX_K for k in self.table.values()):
+            raise ValueError(f"schedule {dict(self.table)}: it needs an entry, and every k must be 0 to {MAX_K}")
+
+    def choose(self, requests: Sequence[str], context: int) -> int:
+        fits = (k for (limit, rows), k in self.table.items() if context <= limit and len(requests) <= rows)
+        return next(fits, 0)
+
+    def observe(self, request: str, proposed: int, accepted: int) -> None:
+        """A table learns nothing."""
+
+    def forget(self, request: str) -> None:
+        """A table keeps nothing."""
+
+
+class Adaptive:
+    """The k with the most expected tokens a millisecond, at measured costs and the acceptance of past cycles.
+
+    A cycle that accepts a of k proposals has judged min(a + 1, k) of them. Each request's acceptance is the kept part
+    of the proposals judged so far, older cycles weighing less, drawn towards the mean of all requests while it has few
+    of its own. Where even the best k is slower than none, drafting stops; a probe looks again after `probe_after`
+    cycles, then after twice as many, and so on up to 16 times; one that is wholly accepted is followed by another.
+
+    Args:
+        costs: measured at one or more contexts, for the batch that is served; the nearest context counts.
+        most: largest k.
+        memory: cycles after which a cycle's weight has fallen to 1/e.
+        strength: judged proposals that the mean of all requests is worth.
+        probe_after: cycles without drafting before the first probe.
+        prior: acceptance before anything is seen.
+
+    Raises:
+        ValueError: no costs, or a `most` beyond what they were measured for.
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[Costs],
+        most: int,
+        memory: float = 16.0,
+        strength: float = 6.0,
+        probe_after: int = 8,
+        prior: float = 0.6,
+    ) -> None:
+        if not costs or not 1 <= most <= min(c.ks[-1] for c in costs):
+            known = [c.ks[-1] for c in costs]
+            raise ValueError(f"adaptive policy: most is {most}; it must be 1 to the largest measured k, of {known}")
+        self.costs, self.most, self.strength, self.probe_after = list(costs), most, strength, probe_after
+        self._fade = 1 - 1 / memory
+        self._seen: dict[str, tuple[float, float]] = {}  # request: kept, judged
+        self._all = (prior * strength, strength)
+        self._idle = self._failed = 0
+
+    def acceptance(self, request: str) -> float:
+        """The estimate for one request."""
+        kept, judged = self._seen.get(request, (0.0, 0.0))
+        mean = self._all[0] / self._all[1]
+        return (kept + self.strength * mean) / (judged + self.strength)
+
+    def choose(self, requests: Sequence[str], context: int) -> int:
+        costs = min(self.costs, key=lambda c: abs(c.context - context))
+        accept = [self.acceptance(r) for r in requests]
+        rates = [sum(tau(a, k) for a in accept) / cycle_ms(costs, k) for k in range(self.most + 1)]
+        rates[0] = len(requests) / costs.T_ms
+        best = max(range(1, self.most + 1), key=rates.__getitem__)
+        if rates[best] > rates[0]:
+            self._idle = self._failed = 0
+            return best
+        self._idle += 1
+        if self._idle <= self.probe_after * 2 ** min(self._failed, 4):
+            return 0
+        self._idle, self._failed = 0, self._failed + 1
+        return best
+
+    def observe(self, request: str, proposed: int, accepted: int) -> None:
+        if not proposed:
+            return
+        if accepted == proposed:  # a probe that went well is followed by another at once
+            self._idle, self._failed = self.probe_after, 0
+        judged = min(accepted + 1, proposed)
+        kept, before = self._seen.get(request, (0.0, 0.0))
+        self._seen[request] = (kept * self._fade + accepted, before * self._fade + judged)
+        # The mean of all fades ten times slower.
+        slow = 1 - (1 - self._fade) / 10
+        self._all = (self._all[0] * slow + accepted, self._all[1] * slow + judged)
+
+    def forget(self, request: str) -> None:
+        self._seen.pop(request, None)

@@ -1,0 +1,250 @@
+"""python -m scripts.compare_decoding --draft DIR [--prompts FILE ...] [--out FILE]: seven ways to decode one text.
+
+Greedy, batch 1, one pair of models, one process, the arms interleaved request by request in an order that turns around.
+transformers: `generate`, and `generate` with the draft as assistant (constant k, no confidence threshold). The engine:
+baseline, chain with fixed k, adaptive k, prompt look-up, and self-speculation by the target's first layers.
+
+Decode speed counts the tokens after the first over the time after the first; acceptance is accepted over proposed
+tokens, cycles cut by the end of the answer left out, for every arm from the sizes of its emitted blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from distill.checkpoint import read_draft
+from distill.models import load_model, load_tokenizer, resolve
+from distill.provenance import collect
+from distill.schema import Traffic
+from distill.tokens import encode_prompt, eos_ids
+from distill.traffic import load_prompts
+from engine.bench import measure_costs
+from engine.clock import phased
+from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
+from engine.model import Runner
+from engine.policy import Adaptive
+from engine.speculate import Decoder, Request
+from eval.bootstrap import interval, resamples
+
+
+@dataclass
+class Run:
+    """One request under one arm: emitted blocks, and milliseconds before and after the first token."""
+
+    tokens: list[int]
+    first_ms: float
+    decode_ms: float
+    proposed: int = 0
+    accepted: int = 0
+    phases_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ms_per_tok(self) -> float:
+        return self.decode_ms / max(1, len(self.tokens) - 1)
+
+
+class Blocks(BaseStreamer):
+    """Notes when transformers hands out tokens, and how many at once."""
+
+    def __init__(self) -> None:
+        self.blocks: list[list[int]] = []
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+        self.blocks.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+def by_transformers(
+    model: PreTrainedModel, assistant: PreTrainedModel | None, k: int, max_new: int, eos: Sequence[int]
+) -> Callable[[str, list[int]], Run]:
+    """`generate`, plain or assisted."""
+    extra = {} if assistant is None else {"assistant_model": assistant}
+    if assistant is not None:
+        config = assistant.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
+        config.assistant_confidence_threshold = 0.0
+
+    def run(name: str, ids: list[int]) -> Run:
+        seen, text = Blocks(), torch.tensor([ids])
+        model.generate(
+            text, attention_mask=torch.ones_like(text), do_sample=False, max_new_tokens=max_new,
+            eos_token_id=list(eos), pad_token_id=eos[0], streamer=seen, **extra,
+        )  # fmt: skip
+        # The first block is the prompt; the assistant's first one may hold several tokens.
+        blocks, times = seen.blocks[1:], seen.times[1:]
+        tokens = [t for block in blocks for t in block]
+        first = len(blocks[0])
+        made = Run(tokens, 1e3 * (times[0] - seen.times[0]), 1e3 * (times[-1] - times[0]))
+        made.decode_ms *= (len(tokens) - 1) / max(1, len(tokens) - first)
+        if assistant is not None:
+            before = 0
+            for block in blocks:
+                room = max_new - before - 1
+                if len(block) <= min(k, room) + 1 and block[-1] not in eos and room > 0:
+                    made.proposed, made.accepted = made.proposed + min(k, room), made.accepted + len(block) - 1
+                before += len(block)
+        return made
+
+    return run
+
+
+def by_engine(
+    target: Runner, drafter: Drafter | None, k: int, max_new: int, eos: Sequence[int], policy: Adaptive | None = None
+) -> Callable[[str, list[int]], Run]:
+    """The engine, with phases (the clock's own cost is in the figures)."""
+
+    def run(name: str, ids: list[int]) -> Run:
+        clock = phased(target.device)
+        decoder = Decoder(target, eos, drafter, k, clock=clock, policy=policy)
+        start = clock.now_ms()
+        answer = decoder.admit(Request(name, tuple(ids), max_new))
+        first = clock.now_ms()
+        while not answer.finish:
+            decoder.cycle()
+        whole = [c for c in answer.cycles if not c.cut]
+        return Run(
+            answer.tokens,
+            first - start,
+            clock.now_ms() - first,
+            sum(c.proposed for c in whole),
+            sum(c.accepted for c in whole),
+            clock.totals_ms(),
+        )
+
+    return run
+
+
+def compare(
+    arms: dict[str, Callable[[str, list[int]], Run]], prompts: Sequence[tuple[str, list[int]]], console: Console
+) -> dict[str, list[Run]]:
+    """Every prompt under every arm, forwards and backwards in turns; the first prompt warms up and is run again."""
+    runs: dict[str, list[Run]] = {name: [] for name in arms}
+    for number, (name, ids) in enumerate([prompts[0], *prompts]):
+        for arm in list(arms) if number % 2 else list(arms)[::-1]:
+            run = arms[arm](name, ids)
+            if number:
+                runs[arm].append(run)
+        console.log(f"{number} of {len(prompts)} prompts")
+    return runs
+
+
+def summary(runs: dict[str, list[Run]], base: str, floor_ms: float) -> dict[str, dict]:
+    """A row for each arm: medians, the paired ratio to `base` with its interval, acceptance, texts, shares.
+
+    `floor_frac` is the time in which the device could copy a step's weights and keys, over the time a token took.
+    """
+    rows = {}
+    reference = np.array([r.ms_per_tok for r in runs[base]])
+    for arm, mine in runs.items():
+        each = np.array([r.ms_per_tok for r in mine])
+        ratio = reference / each
+        low, high = interval(np.median(ratio[resamples(len(ratio), 2000, 0)], 1))
+        proposed, decode = sum(r.proposed for r in mine), sum(r.decode_ms for r in mine)
+        phases = {n: sum(r.phases_ms.get(n, 0.0) for r in mine) / decode for n in ("draft", "verify", "sampling")}
+        timed = any(r.phases_ms for r in mine)
+        rows[arm] = {
+            "ms_per_tok": float(np.median(each)),
+            "tok_per_s": 1e3 / float(np.median(each)),
+            "speedup": float(np.median(ratio)),
+            "low": low,
+            "high": high,
+            "first_ms": statistics.median(r.first_ms for r in mine),
+            "alpha": sum(r.accepted for r in mine) / proposed if proposed else None,
+            "same_text": sum(a.tokens == b.tokens for a, b in zip(mine, runs[base], strict=True)) / len(mine),
+            "shares": {**phases, "host": 1 - sum(phases.values())} if timed else None,
+            "floor_frac": floor_ms / float(np.median(each)),
+        }
+    return rows
+
+
+def show(rows: dict[str, dict], base: str) -> Table:
+    """The summary as a terminal table."""
+    columns = ["arm", "ms a token", "tokens/s", f"against {base}", "95%", "first ms", "alpha", "same text", "H + S"]
+    table = Table(*columns, title="greedy, batch 1, median over prompts")
+    for arm, row in rows.items():
+        shares = row["shares"]
+        table.add_row(
+            arm, f"{row['ms_per_tok']:.1f}", f"{row['tok_per_s']:.1f}", f"{row['speedup']:.2f}x",
+            f"{row['low']:.2f} to {row['high']:.2f}", f"{row['first_ms']:.0f}",
+            "n/a" if row["alpha"] is None else f"{row['alpha']:.2f}", f"{row['same_text']:.0%}",
+            "n/a" if shares is None else f"{shares['host'] + shares['sampling']:.1%}",
+        )  # fmt: skip
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", type=Path, required=True, help="a draft folder")
+    parser.add_argument("--target", default="smollm2-135m-instruct")
+    parser.add_argument("--prompts", nargs="+", default=["bundled"], help="files or globs of held-out prompts")
+    parser.add_argument("--domain", default="code")
+    parser.add_argument("--num", type=int, default=12)
+    parser.add_argument("--max-new", type=int, default=64)
+    parser.add_argument("--max-prompt", type=int, default=1024)
+    parser.add_argument("--k", type=int, default=2)
+    parser.add_argument("--most", type=int, default=5, help="largest k of the adaptive policy")
+    parser.add_argument("--self-layers", type=int, default=6)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    args = parser.parse_args()
+    console = Console(stderr=True)
+    folder = resolve(args.target)
+    tokenizer, plain = load_tokenizer(folder), load_model(folder, args.dtype)
+    eos = eos_ids(plain.config, plain.generation_config, tokenizer)
+    traffic = Traffic(domain=args.domain, heldout=tuple(args.prompts), num_heldout=4 * args.num)
+    found = load_prompts(traffic, "heldout", 0, (args.domain,))
+    coded = [(p.id, encode_prompt(tokenizer, list(p.messages))) for p in found]
+    prompts = [(name, ids) for name, ids in coded if len(ids) <= args.max_prompt][: args.num]
+    capacity = max(len(ids) for _, ids in prompts) + args.max_new + 220
+    draft, shortlist = load_model(str(args.draft), args.dtype), read_draft(args.draft).shortlist
+    target = Runner(copy.deepcopy(plain), 1, capacity)
+    small = Runner(copy.deepcopy(draft), 1, capacity, shortlist)
+    context = statistics.median(len(ids) for _, ids in prompts) + args.max_new // 2
+    ks = sorted({1, args.k, args.most})
+    costs = measure_costs(target, small, ks, [int(context)])
+    floor_ms = (costs[0].bandwidth_frac or 0.0) * costs[0].V_ms[0]
+    drafter = ModelDrafter(small)
+    arms = {
+        "transformers generate": by_transformers(plain, None, 0, args.max_new, eos),
+        "transformers assisted": by_transformers(plain, draft, args.k, args.max_new, eos),
+        "engine baseline": by_engine(target, None, 0, args.max_new, eos),
+        f"engine chain k={args.k}": by_engine(target, drafter, args.k, args.max_new, eos),
+        "engine adaptive": by_engine(target, drafter, args.most, args.max_new, eos, Adaptive(costs, args.most)),
+        "engine look-up k=4": by_engine(target, LookupDrafter(), 4, args.max_new, eos),
+        f"engine self, {args.self_layers} layers": by_engine(
+            target, SelfDrafter(target, args.self_layers), args.k, args.max_new, eos
+        ),
+    }
+    rows = summary(compare(arms, prompts, console), "transformers generate", floor_ms)
+    Console().print(show(rows, "transformers generate"))
+    if args.out:
+        result = {
+            "arms": rows,
+            "costs": [c.to_json() for c in costs],
+            "settings": {k: str(v) for k, v in vars(args).items()},
+            "prompts": len(prompts),
+            "provenance": collect(0, str(target.device)),
+        }
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

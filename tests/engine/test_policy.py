@@ -1,0 +1,139 @@
+"""Draft-length policies: what they choose, that they learn, and that none of them changes what is sampled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from engine.cycle import Costs, cycle_ms, tau
+from engine.draft import ModelDrafter
+from engine.model import Runner
+from engine.policy import Adaptive, Policy, Schedule
+from engine.speculate import Decoder, Request
+from tests.engine.test_speculate import (
+    DRAFTS,
+    TARGET,
+    VOCAB,
+    engine_counts,
+    exact_joint,
+    p_value,
+    plain_greedy,
+)
+
+COSTS = Costs(10.0, {k: 10.0 + 0.2 * k for k in range(9)}, 1.0, 0.3, 0.2, 0.1, 256)
+DEAR = Costs(10.0, {k: 10.0 + 0.2 * k for k in range(9)}, 6.0, 0.3, 0.2, 0.1, 256)
+
+
+class Erratic:
+    """Any k in any cycle, none at all included: the decoder must stay exact under it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def choose(self, requests: Sequence[str], context: int) -> int:
+        return self.random.choice([0, 0, 1, 2, 5, 8])
+
+    def observe(self, request: str, proposed: int, accepted: int) -> None:
+        assert 0 <= accepted <= proposed <= 8
+
+    def forget(self, request: str) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize("draft", ["same", "noise"])
+@pytest.mark.parametrize("policy", ["erratic", "adaptive", "schedule"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_greedy_text_does_not_depend_on_the_policy(draft: str, policy: str, batch: int) -> None:
+    generator = torch.Generator().manual_seed(batch)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (1, 9, 30, 4, 17)]
+    chosen: Policy = {
+        "erratic": Erratic(1),
+        "adaptive": Adaptive([COSTS], 8),
+        "schedule": Schedule({(20, 3): 4, (40, 3): 1}),
+    }[policy]
+    drafter = ModelDrafter(Runner(DRAFTS[draft], batch, 200))
+    decoder = Decoder(Runner(TARGET, batch, 200), (), drafter, 8, policy=chosen)
+    requests = [Request(str(i), tuple(ids), 25) for i, ids in enumerate(prompts)]
+    for answer in decoder.run(requests):
+        assert answer.tokens == plain_greedy(prompts[int(answer.request.id)], 25, set())
+        if draft == "same":  # after a pause the draft has caught up with what it did not see
+            assert all(c.accepted == c.proposed for c in answer.cycles)
+
+
+def test_a_long_pause_reads_everything_again() -> None:
+    class Late(Erratic):
+        def choose(self, requests: Sequence[str], context: int) -> int:
+            return 4 if context > 30 else 0
+
+    decoder = Decoder(Runner(TARGET, 1, 200), (), ModelDrafter(Runner(DRAFTS["same"], 1, 200)), 8, policy=Late(0))
+    answer = next(iter(decoder.run([Request("a", (5, 6), 50)])))
+    assert answer.tokens == plain_greedy([5, 6], 50, set())
+    assert sum(c.proposed for c in answer.cycles) > 10 and all(c.accepted == c.proposed for c in answer.cycles)
+
+
+def test_adaptive_policy_keeps_the_joint_distribution() -> None:
+    counts, answers = engine_counts(3, 1, 1.0, 1.0, None, policy=lambda: Adaptive([COSTS], 3, memory=2, strength=0.5))
+    assert len({c.proposed for a in answers for c in a.cycles}) > 1
+    assert p_value(counts, exact_joint(1.0, 1.0)) > 1e-3
+
+
+def simulate(policy: Adaptive, accept: float, cycles: int, seed: int = 0, request: str = "a") -> list[int]:
+    """Chosen k of each cycle against a draft with this acceptance."""
+    rng, chosen = random.Random(seed), []
+    for _ in range(cycles):
+        k = policy.choose([request], 256)
+        chosen.append(k)
+        kept = 0
+        while kept < k and rng.random() < accept:
+            kept += 1
+        policy.observe(request, k, kept)
+    return chosen
+
+
+@pytest.mark.parametrize("accept", [0.2, 0.5, 0.8, 0.95])
+def test_adaptive_finds_about_the_best_fixed_k(accept: float) -> None:
+    def rate(k: int) -> float:
+        return tau(accept, k) / cycle_ms(COSTS, k) if k else 1 / COSTS.T_ms
+
+    chosen = simulate(Adaptive([COSTS], 8), accept, 600)[100:]
+    mean = sum(map(rate, chosen)) / len(chosen)
+    assert mean > 0.97 * max(rate(k) for k in range(9))
+
+
+def test_adaptive_switches_off_and_probes_more_and_more_seldom() -> None:
+    policy = Adaptive([DEAR], 8)
+    chosen = simulate(policy, 0.1, 400)
+    assert sum(k > 0 for k in chosen[200:]) < 12
+    # And on again: the draft has become good.
+    assert sum(k > 0 for k in simulate(policy, 0.98, 800)[600:]) > 190
+
+
+def test_adaptive_tells_requests_apart() -> None:
+    policy = Adaptive([COSTS], 8)
+    for i in range(40):
+        simulate(policy, 0.95, 1, i, "easy")
+        simulate(policy, 0.05, 1, i, "hard")
+    assert policy.acceptance("easy") > 0.75 and policy.acceptance("hard") < 0.35
+    assert policy.choose(["easy"], 256) > policy.choose(["hard"], 256)
+    policy.forget("easy")
+    assert policy.acceptance("easy") == policy.acceptance("new")
+
+
+def test_the_nearest_context_counts() -> None:
+    far = Costs(10.0, {k: 10.0 + 12.0 * k for k in range(9)}, 1.0, context=4000)
+    policy = Adaptive([COSTS, far], 8)
+    assert policy.choose(["a"], 300) > 1 and policy.choose(["a"], 3000) <= 1
+
+
+def test_bad_policies_are_refused() -> None:
+    with pytest.raises(ValueError, match="largest measured k"):
+        Adaptive([COSTS], 9)
+    with pytest.raises(ValueError, match="largest measured k"):
+        Adaptive([], 1)
+    with pytest.raises(ValueError, match="0 to 16"):
+        Schedule({(10, 1): 17})
+    assert Schedule({(10, 1): 3, (100, 4): 1}).choose(["a", "b"], 50) == 1
+    assert Schedule({(10, 1): 3}).choose(["a"], 11) == 0
