@@ -22,8 +22,9 @@ from engine import noise
 from engine.accept import accept_greedy, accept_sampled
 from engine.clock import BareClock, Clock
 from engine.draft import Batch, Drafter, Proposal
+from engine.graphs import HostCopy, Step, check_graph, memory_pool
 from engine.model import Runner
-from engine.warp import Warp, draw, probabilities
+from engine.warp import Warp, draw, draws_of, probabilities
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,11 @@ class Decoder:
         clock: gets the phases draft, verify and sampling.
         keep_hidden: keep the target's hidden state of every emitted token (distillation reads them).
         stop: looks at an answer's tokens after each commit; true ends it with finish "stop".
+        graph: capture verify and accept as CUDA graphs (the drafter has its own switch). Graphs live as long as the
+            decoder: keep one for many requests.
 
     Raises:
-        ValueError: k without a drafter, or out of 0..16.
+        ValueError: k without a drafter, or out of 0..16; graphs without a CUDA device.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class Decoder:
         clock: Clock | None = None,
         keep_hidden: bool = False,
         stop: Callable[[list[int]], bool] | None = None,
+        graph: bool = False,
     ) -> None:
         if not 0 <= k <= 16:
             raise ValueError(f"k is {k}; it must be 0 (no speculation) to 16")
@@ -126,8 +130,12 @@ class Decoder:
         self.clock: Clock = clock or BareClock(target.device)
         self.keep_hidden, self.stop = keep_hidden, stop
         self.active: list[Answer] = []
-        self._last = self._length = self._temperature = self._keys = torch.empty(0)
-        self._changed = False
+        self._last = self._length = self._temperature = self._keys = self._drawn = torch.empty(0)
+        self._states: dict[int, tuple[Tensor, ...]] = {}
+        self._changed, self._draws = False, "greedy"
+        pool = memory_pool() if check_graph(graph, target.device, target.config) else None
+        self._verify, self._accept = (Step(run, graph, pool=pool) for run in (self._run_target, self._run_accept))
+        self._to_host = HostCopy()
 
     # -- requests come and go ---------------------------------------------------------------------------------------
 
@@ -179,13 +187,29 @@ class Decoder:
         return answer
 
     def _load(self) -> None:
-        """Rebuilds the rows' device state from the host's (only when rows come or go)."""
-        texts = [(*a.request.ids, *a.tokens) for a in self.active]
-        device = self.target.device
-        self._last = torch.tensor([t[-2:] for t in texts], device=device, dtype=torch.long)
-        self._length = torch.tensor([len(t) for t in texts], device=device, dtype=torch.long)
-        self._temperature = torch.tensor([a.request.temperature for a in self.active], device=device)
-        self._keys = torch.tensor([noise.request_key(a.request.id) for a in self.active], device=device)
+        """Rebuilds the rows' device state from the host's (only when rows come or go).
+
+        With fixed shapes rows are added up to a power of two: each an empty text, what they emit is dropped. The state
+        of so many rows stays in the same tensors, which the graphs read and change in place.
+        """
+        device, spare = self.target.device, self.target.rows(len(self.active)) - len(self.active)
+        texts = [(*a.request.ids, *a.tokens) for a in self.active] + [(0, 0)] * spare
+        temperatures = [a.request.temperature for a in self.active]
+        temperatures += temperatures[:1] * spare
+        keys = [noise.request_key(a.request.id) for a in self.active] + [0] * spare
+        drawn = [i for i, t in enumerate(temperatures) if not Warp(t).greedy]
+        fresh = (
+            torch.tensor([t[-2:] for t in texts], device=device, dtype=torch.long),
+            torch.tensor([len(t) for t in texts], device=device, dtype=torch.long),
+            torch.tensor(temperatures, device=device),
+            torch.tensor(keys, device=device),
+        )
+        state = self._states.setdefault(len(texts), fresh)
+        if state is not fresh:
+            for old, new in zip(state, fresh, strict=True):
+                old.copy_(new)
+        self._last, self._length, self._temperature, self._keys = state
+        self._drawn, self._draws = torch.tensor(drawn, device=device, dtype=torch.long), draws_of(temperatures)
 
     def _retire(self) -> list[Answer]:
         """Takes finished rows out; the last active row moves into each gap."""
@@ -226,6 +250,7 @@ class Decoder:
         if self.drafter is None or self.k == 0:
             return 0
         useful = max(a.request.max_new - len(a.tokens) for a in self.active) - 1
+        useful = self.k if self.target.fixed else useful  # another k would be another graph
         return max(0, min(self.k, useful, self.drafter.reach(longest), self.target.max_positions - longest))
 
     @torch.inference_mode()
@@ -235,8 +260,9 @@ class Decoder:
             self._load()
             self._changed = False
         texts = [[*a.request.ids, *a.tokens] for a in self.active] if self.k else []
+        texts += [[0, 0]] * (self._length.shape[0] - len(self.active)) if self.k else []
         longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
-        batch = Batch(self._last, self._length, longest, self._temperature, self._keys, texts)
+        batch = Batch(self._last, self._length, longest, self._temperature, self._keys, texts, self._draws)
         k = self._draft_length(longest)
         proposal = None
         if k:
@@ -245,55 +271,64 @@ class Decoder:
                 proposal = self.drafter.propose(batch, k)
         elif self.drafter is not None:
             self.drafter.skip()
-        newest = self._last[:, 1:]
-        block = newest if proposal is None else torch.cat([newest, proposal.tokens], 1)
+        given = Proposal(self._last[:, :0]) if proposal is None else proposal
         with self.clock.phase("verify"):
-            hidden = self.target.step(block, self._length - 1, longest + k)
-            logits = self.target.logits(hidden)
+            extent = self.target.extent(longest + k, longest + k)
+            hidden, logits = self._verify((extent,), self._last, self._length, given.tokens)
         with self.clock.phase("sampling"):
-            accepted, final = self._accept(logits, proposal, k)
-            emitted = torch.cat([block[:, 1:], final[:, None]], 1).scatter(1, accepted[:, None], final[:, None])
-            # The rows' next state, on the device: the two newest tokens are emitted[a-1] (or the old one) and final.
-            seen = torch.cat([newest, emitted], 1)
-            self._last = seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device))
-            self._length = self._length + accepted + 1
-            kept, tokens = accepted.tolist(), emitted.tolist()
-            count = [k] * len(kept) if proposal is None or proposal.count is None else proposal.count.tolist()
+            state = self._last, self._length, self._temperature, self._keys, self._drawn
+            (result,) = self._accept((self._draws,), logits, *state, given.tokens, given.q, given.rows, given.count)
+        assert hidden is not None and result is not None
+        rows = self._to_host(result)
         for row, answer in enumerate(self.active):
-            before, emit = len(answer.tokens), tokens[row][: kept[row] + 1]
+            count, kept, *tokens = rows[row]
+            before, emit = len(answer.tokens), tokens[: kept + 1]
             # Proposals that no room was left for are not proposals (their rows waste time, which the clock sees).
-            proposed = min(count[row], answer.request.max_new - before - 1)
+            proposed = min(count, answer.request.max_new - before - 1)
             cut = self._commit(answer, emit)
             num = len(answer.tokens) - before
-            answer.cycles.append(Cycle(proposed, min(kept[row], proposed), num, cut and answer.finish == "eos"))
+            answer.cycles.append(Cycle(proposed, min(kept, proposed), num, cut and answer.finish == "eos"))
             if self.keep_hidden:
-                answer.hidden.extend(hidden[row, :num].unbind(0))
+                answer.hidden.extend(hidden[row, :num].clone().unbind(0))
         return self._retire()
 
-    def _accept(self, logits: Tensor, proposal: Proposal | None, k: int) -> tuple[Tensor, Tensor]:
-        """Accepted counts [B] and the token that follows [B]."""
-        greedy = all(Warp(a.request.temperature).greedy for a in self.active)
-        if greedy:
-            best = logits.argmax(-1)
-            if proposal is None:
-                return torch.zeros_like(best[:, 0]), best[:, 0]
-            return accept_greedy(proposal.tokens, best, proposal.count)
-        if proposal is None:
-            return torch.zeros_like(self._length), self._sample(logits[:, 0])
-        p = probabilities(logits, self._temperature, self.top_k, self.top_p)
-        keys, steps = self._keys[:, None], torch.arange(k + 1, device=p.device)
-        ahead = self._length[:, None] + steps
-        u_final = noise.uniform(self.seed, keys, ahead, noise.FINAL)
-        u_accept = noise.uniform(self.seed, keys, ahead[:, :k], noise.ACCEPT)
-        return accept_sampled(p, proposal.q, proposal.tokens, u_accept, u_final, proposal.rows, proposal.count)
+    # What runs on the device, and never waits for it: a `Step` calls it as it is, or captures and replays it.
 
-    def _sample(self, logits: Tensor) -> Tensor:
+    def _run_target(self, extent: int, last: Tensor, length: Tensor, proposed: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [B, k+1, H] and logits [B, k+1, R] after the newest token and each of the k proposals."""
+        hidden = self.target.step(torch.cat([last[:, 1:], proposed], 1), length - 1, extent)
+        return hidden, self.target.logits(hidden)
+
+    def _run_accept(
+        self, draws: str, logits: Tensor, last: Tensor, length: Tensor, temperature: Tensor, keys: Tensor,
+        drawn: Tensor, tokens: Tensor, q: Tensor | None, rows: Tensor | None, count: Tensor | None,
+    ) -> tuple[Tensor]:  # fmt: skip
+        """Proposed and accepted counts and the emitted tokens, one row [2 + k + 1] each; moves `last` and `length`."""
+        k = tokens.shape[1]
+        if draws == "greedy":
+            accepted, final = accept_greedy(tokens, logits.argmax(-1), count)
+        elif k == 0:
+            accepted = torch.zeros_like(length)
+            final = self._sample(logits[:, 0], length, temperature, keys, drawn)
+        else:
+            p = probabilities(logits, temperature, self.top_k, self.top_p, draws)
+            ahead = length[:, None] + torch.arange(k + 1, device=p.device)
+            u_final = noise.uniform(self.seed, keys[:, None], ahead, noise.FINAL)
+            u_accept = noise.uniform(self.seed, keys[:, None], ahead[:, :k], noise.ACCEPT)
+            accepted, final = accept_sampled(p, q, tokens, u_accept, u_final, rows, count)
+        emitted = torch.cat([tokens, final[:, None]], 1).scatter(1, accepted[:, None], final[:, None])
+        # The rows' next state: the two newest tokens are emitted[a-1] (or the old one) and final.
+        seen = torch.cat([last[:, 1:], emitted], 1)
+        last.copy_(seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device)))
+        length.add_(accepted + 1)
+        proposed = torch.full_like(accepted, k) if count is None else count
+        return (torch.cat([proposed[:, None], accepted[:, None], emitted], 1),)
+
+    def _sample(self, logits: Tensor, length: Tensor, temperature: Tensor, keys: Tensor, drawn: Tensor) -> Tensor:
         """The next token [B] from logits [B, R]; greedy rows are spared the softmax over the vocabulary."""
         token = logits.argmax(-1)
-        rows = torch.tensor([i for i, a in enumerate(self.active) if not Warp(a.request.temperature).greedy])
-        rows = rows.to(logits.device)
-        probs = probabilities(logits[rows][:, None], self._temperature[rows], self.top_k, self.top_p)[:, 0]
-        token[rows] = draw(probs, noise.uniform(self.seed, self._keys[rows], self._length[rows], noise.FINAL))
+        probs = probabilities(logits[drawn][:, None], temperature[drawn], self.top_k, self.top_p, "sampled")[:, 0]
+        token[drawn] = draw(probs, noise.uniform(self.seed, keys[drawn], length[drawn], noise.FINAL))
         return token
 
     def run(self, requests: Iterable[Request]) -> Iterator[Answer]:
