@@ -12,8 +12,9 @@ each accepts its own count, no realignment. A finished row leaves and a waiting 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +86,24 @@ class Answer:
     hidden: list[Tensor] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Texts(Sequence[list[int]]):
+    """Each row's tokens so far, put together when asked for; rows beyond the answers hold a text of two zeros."""
+
+    answers: Sequence[Answer]
+    num: int
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, row: Any) -> Any:
+        if not 0 <= row < self.num:
+            raise IndexError(row)
+        if row >= len(self.answers):
+            return [0, 0]
+        return [*self.answers[row].request.ids, *self.answers[row].tokens]
+
+
 class Decoder:
     """Decodes requests with a target, and a drafter or none.
 
@@ -130,12 +149,17 @@ class Decoder:
         self.clock: Clock = clock or BareClock(target.device)
         self.keep_hidden, self.stop = keep_hidden, stop
         self.active: list[Answer] = []
-        self._last = self._length = self._temperature = self._keys = self._drawn = torch.empty(0)
+        self._last = self._length = self._temperature = self._keys = self._live = self._drawn = torch.empty(0)
         self._states: dict[int, tuple[Tensor, ...]] = {}
         self._changed, self._draws = False, "greedy"
         pool = memory_pool() if check_graph(graph, target.device, target.config) else None
         self._verify, self._accept = (Step(run, graph, pool=pool) for run in (self._run_target, self._run_accept))
         self._to_host = HostCopy()
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far, the drafter's left out."""
+        return self._verify.num_captured + self._accept.num_captured
 
     # -- requests come and go ---------------------------------------------------------------------------------------
 
@@ -189,8 +213,8 @@ class Decoder:
     def _load(self) -> None:
         """Rebuilds the rows' device state from the host's (only when rows come or go).
 
-        With fixed shapes rows are added up to a power of two: each an empty text, what they emit is dropped. The state
-        of so many rows stays in the same tensors, which the graphs read and change in place.
+        With fixed shapes rows are added up to a power of two: they do not grow, and what they emit is dropped. The
+        state of so many rows stays in the same tensors, which the graphs read and change in place.
         """
         device, spare = self.target.device, self.target.rows(len(self.active)) - len(self.active)
         texts = [(*a.request.ids, *a.tokens) for a in self.active] + [(0, 0)] * spare
@@ -203,12 +227,13 @@ class Decoder:
             torch.tensor([len(t) for t in texts], device=device, dtype=torch.long),
             torch.tensor(temperatures, device=device),
             torch.tensor(keys, device=device),
+            torch.tensor([1] * len(self.active) + [0] * spare, device=device),
         )
         state = self._states.setdefault(len(texts), fresh)
         if state is not fresh:
             for old, new in zip(state, fresh, strict=True):
                 old.copy_(new)
-        self._last, self._length, self._temperature, self._keys = state
+        self._last, self._length, self._temperature, self._keys, self._live = state
         self._drawn, self._draws = torch.tensor(drawn, device=device, dtype=torch.long), draws_of(temperatures)
 
     def _retire(self) -> list[Answer]:
@@ -259,8 +284,7 @@ class Decoder:
         if self._changed:
             self._load()
             self._changed = False
-        texts = [[*a.request.ids, *a.tokens] for a in self.active] if self.k else []
-        texts += [[0, 0]] * (self._length.shape[0] - len(self.active)) if self.k else []
+        texts = Texts(self.active, self._length.shape[0])
         longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
         batch = Batch(self._last, self._length, longest, self._temperature, self._keys, texts, self._draws)
         k = self._draft_length(longest)
@@ -276,7 +300,7 @@ class Decoder:
             extent = self.target.extent(longest + k, longest + k)
             hidden, logits = self._verify((extent,), self._last, self._length, given.tokens)
         with self.clock.phase("sampling"):
-            state = self._last, self._length, self._temperature, self._keys, self._drawn
+            state = self._last, self._length, self._temperature, self._keys, self._live, self._drawn
             (result,) = self._accept((self._draws,), logits, *state, given.tokens, given.q, given.rows, given.count)
         assert hidden is not None and result is not None
         rows = self._to_host(result)
@@ -301,7 +325,7 @@ class Decoder:
 
     def _run_accept(
         self, draws: str, logits: Tensor, last: Tensor, length: Tensor, temperature: Tensor, keys: Tensor,
-        drawn: Tensor, tokens: Tensor, q: Tensor | None, rows: Tensor | None, count: Tensor | None,
+        live: Tensor, drawn: Tensor, tokens: Tensor, q: Tensor | None, rows: Tensor | None, count: Tensor | None,
     ) -> tuple[Tensor]:  # fmt: skip
         """Proposed and accepted counts and the emitted tokens, one row [2 + k + 1] each; moves `last` and `length`."""
         k = tokens.shape[1]
@@ -320,7 +344,7 @@ class Decoder:
         # The rows' next state: the two newest tokens are emitted[a-1] (or the old one) and final.
         seen = torch.cat([last[:, 1:], emitted], 1)
         last.copy_(seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device)))
-        length.add_(accepted + 1)
+        length.add_((accepted + 1) * live)
         proposed = torch.full_like(accepted, k) if count is None else count
         return (torch.cat([proposed[:, None], accepted[:, None], emitted], 1),)
 

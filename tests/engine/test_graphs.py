@@ -136,6 +136,17 @@ def test_fixed_shapes_give_the_plain_models_tokens(drafter: str, attention: str)
     assert target.max_positions == 120 and target.slab.capacity == 256
 
 
+def test_rows_beyond_the_batch_do_not_grow() -> None:
+    """Else their positions would leave the slab while the batch stays the same for long."""
+    runners = [Runner(tiny(0), 4, 200, fixed=True) for _ in range(2)]
+    decoder = Decoder(runners[0], (), ModelDrafter(runners[1]), 8)
+    for row in range(3):
+        decoder.admit(Request(str(row), (5, 6, 7), 150))
+    while len(decoder.active) == 3:
+        decoder.cycle()
+    assert decoder._length[3] == 2 and decoder._length[0] > 100
+
+
 def test_fixed_shapes_draw_the_same_samples() -> None:
     """A row beyond the batch and a wider extent change no sample; k kept to the end may only change the last ones."""
     ids = tuple(range(1, 9))
@@ -243,7 +254,8 @@ def test_steps_do_not_need_a_value_off_the_cpu(
         hidden, logits = decoder._run_target(target.extent(300 + k, 300 + k), last, length, tokens)
         assert logits.shape == (batch, k + 1, 320) and logits.device.type == "meta"
         drawn = torch.arange(0 if draws == "greedy" else batch)
-        (result,) = decoder._run_accept(draws, logits, last, length, temperature, keys, drawn, tokens, q, None, None)
+        state = last, length, temperature, keys, torch.ones_like(keys), drawn
+        (result,) = decoder._run_accept(draws, logits, *state, tokens, q, None, None)
         assert result.shape == (batch, k + 3) and hidden.shape == (batch, k + 1, 64)
 
 
