@@ -221,7 +221,11 @@ def _context_slope(points: Sequence[tuple[int, int, float]], batch: int) -> floa
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Least-squares (slope, intercept); one point gives a line through the origin, as does a negative intercept."""
+    """Least-squares (slope, intercept), neither below 0.
+
+    One point gives a line through the origin, as does a negative intercept; a slope below 0, which only noise gives, is
+    a constant.
+    """
     if not points:
         return 0.0, 0.0
     if len(points) == 1:
@@ -229,6 +233,8 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     mean_x, mean_y = (statistics.mean(values) for values in zip(*points, strict=True))
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
     intercept = mean_y - slope * mean_x
+    if slope < 0:
+        return 0.0, mean_y
     if intercept < 0:
         return sum(x * y for x, y in points) / sum(x * x for x, _ in points), 0.0
     return slope, intercept
