@@ -33,6 +33,7 @@ class Window:
         fresh: every row starts at position 0 and sees only this step's own tokens (a prefill).
         ancestors: [T, T] bool, for a tree: may token i look at token j of the same step? None is a chain.
         kernel: how the keys are read; see `engine.kernels`.
+        static: decide nothing by the positions' values, so that the step can be captured; always so on a GPU.
     """
 
     slab: Slab
@@ -42,6 +43,7 @@ class Window:
     fresh: bool = False
     ancestors: Tensor | None = None
     kernel: str = "sdpa"
+    static: bool = False
     _masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
     _parts: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
@@ -50,11 +52,12 @@ class Window:
         assert self.extent <= self.slab.capacity, (self.extent, self.slab.capacity)
         assert self.first_row + batch <= self.slab.batch
         self.slab.ensure(self.extent)
+        by_value = self.positions.device.type == "cpu" and not self.static
         # One row writes a contiguous block (a cheap copy); ragged rows scatter through an index.
-        self.block = int(self.positions[0, 0]) if batch == 1 and self.positions.device.type == "cpu" else None
+        self.block = int(self.positions[0, 0]) if batch == 1 and by_value else None
         self.rows = torch.arange(self.first_row, self.first_row + batch, device=self.positions.device)[:, None]
         # Measured on two cores: from here on two batched products beat the fused kernel. They read whole rows.
-        self.many_keys = self.positions.device.type == "cpu" and batch * tokens <= 256 and batch * self.extent >= 2048
+        self.many_keys = by_value and batch * tokens <= 256 and batch * self.extent >= 2048
         if self.many_keys and not self.fresh:
             self.extent = self.slab.slots
         # A single query of a single row sees all that is there: no mask at all.

@@ -120,7 +120,7 @@ class Runner:
             [B, T, H] final hidden states.
         """
         positions = start[:, None] + torch.arange(ids.shape[1], device=self.device)
-        return self._run(ids, Window(self.slab, positions, extent, kernel=self.attention))
+        return self._run(ids, Window(self.slab, positions, extent, kernel=self.attention, static=self.fixed))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Head over hidden states [..., H] -> [..., R]: the whole vocabulary, or the shortlist's columns."""

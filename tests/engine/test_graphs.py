@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -10,16 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from engine.cache import bucket, row_bucket
+from engine.attention import Window
+from engine.cache import Slab, bucket, row_bucket
 from engine.draft import Drafter, LookupDrafter, ModelDrafter
 from engine.graphs import HostCopy, Step, check_graph, rope_types
-from engine.kernels import BLOCKS, CHUNK, check_kernel, chunk_of, part_mask, split_attention
+from engine.kernels import BLOCKS, CHUNK, _flex, check_kernel, chunk_of, part_mask, split_attention
 from engine.model import Runner
 from engine.speculate import Answer, Decoder, Request
 from engine.warp import Warp, draws_of
-from tests.engine.test_speculate import DRAFTS, TARGET, VOCAB, plain_greedy, tiny
+from tests.engine.test_speculate import DRAFTS, TARGET, VOCAB, noisy, plain_greedy, tiny
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
 
@@ -266,6 +269,155 @@ def test_the_meta_device_sees_a_wait() -> None:
             wait()
 
 
+# -- a graph played on a CPU ------------------------------------------------------------------------------------------
+
+
+class Tape(TorchDispatchMode):
+    """Stands in for a CUDA graph: it writes down every operator with its tensors and runs them again at a replay.
+
+    As on a GPU no Python runs at a replay, every tensor keeps its address, and what Python decided stays decided.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.ops.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        def storages(tree: Any) -> set[int]:
+            return {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if isinstance(x, Tensor) and x.numel()}
+
+        for func, args, kwargs, out in self.ops:
+            changes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+            shares = storages(out) & storages((args, kwargs))
+            if shares and not changes:
+                continue  # a view
+            new = func(*args, **kwargs)
+            if not shares:
+                for old, fresh in zip(tree_leaves(out), tree_leaves(new), strict=True):
+                    if isinstance(old, Tensor):
+                        old.copy_(fresh)
+
+
+class Stream:
+    def wait_stream(self, other: Any) -> None:
+        """One queue: nothing to wait for."""
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few names of torch.cuda that a capture uses, played by a `Tape`."""
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Tape)
+    monkeypatch.setattr(torch.cuda, "graph", lambda tape, pool: tape)
+
+
+@pytest.mark.parametrize(
+    "kind,k,temperatures,attention",
+    [
+        ("none", 0, (0.0, 0.0), "split"),
+        ("none", 0, (0.0, 0.9), "sdpa"),
+        ("noise", 4, (0.0, 0.0), "sdpa"),
+        ("noise", 4, (0.8, 1.0), "split"),
+        ("noise", 3, (0.0, 0.9), "split"),
+        ("lookup", 3, (0.0, 0.9), "split"),
+        ("shortlist", 2, (0.8, 1.0), "sdpa"),
+    ],
+)
+def test_replays_equal_eager_runs(
+    played: None, kind: str, k: int, temperatures: tuple[float, ...], attention: str
+) -> None:
+    """Rows come, go and leave gaps, and a length crosses into another bucket."""
+    found: list[dict[str, Answer]] = []
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (3, 245, 17, 8)]
+    for graph in (False, True):
+        models = [tiny(0, positions=600), noisy(tiny(0, positions=600), 0.15)]
+        short = torch.arange(1, VOCAB, 2) if kind == "shortlist" else None
+        runners = [Runner(m, 3, 300, s, None, attention, True) for m, s in zip(models, (None, short), strict=True)]
+        for runner in runners:
+            runner.slab.ensure(runner.slab.capacity)  # a CPU's slab moves when it grows; a GPU's never does
+        drafter: Drafter | None = None
+        if kind == "lookup":
+            drafter = LookupDrafter()
+        elif kind != "none":
+            drafter = ModelDrafter(runners[1], 3)
+            drafter._steps.graph = graph
+        decoder = Decoder(runners[0], {5}, drafter, k, seed=3, top_p=0.95)
+        decoder._verify.graph = decoder._accept.graph = graph
+        requests = [Request(str(i), tuple(p), 20, temperatures[i % 2]) for i, p in enumerate(prompts)]
+        found.append({a.request.id: a for a in decoder.run(requests)})
+        assert (decoder.num_graphs > 2) == graph
+    assert len(found[0]) == len(prompts)
+    for name, answer in found[0].items():
+        assert found[1][name].tokens == answer.tokens and found[1][name].cycles == answer.cycles
+        if answer.request.temperature == 0 and len(answer.request.ids) < 100:
+            assert answer.tokens == plain_greedy(list(answer.request.ids), 20, {5})
+
+
+def test_one_drafter_serves_two_decoders_in_turns(played: None) -> None:
+    """Its graph reads copies: cycles of the one decoder leave the other's state alone."""
+    runners = [Runner(m, 1, 200, fixed=True) for m in (tiny(0), DRAFTS["noise"])]
+    drafter = ModelDrafter(runners[1])
+    decoders = [Decoder(Runner(tiny(0), 1, 200, fixed=True), (), drafter, 3) for _ in range(2)]
+    for step in (drafter._steps, *(s for d in decoders for s in (d._verify, d._accept))):
+        step.graph = True
+    for runner in (runners[1], *(d.target for d in decoders)):
+        runner.slab.ensure(runner.slab.capacity)
+    answers = [d.admit(Request(str(i), ids, 30)) for i, (d, ids) in enumerate(zip(decoders, ((4, 9, 2), (7, 7, 1, 3))))]
+    while any(not a.finish for a in answers):
+        for decoder in decoders:
+            if decoder.active:
+                decoder.cycle()
+    for answer in answers:  # the draft's slab row is shared, so acceptance suffers; the answers must not
+        assert answer.tokens == plain_greedy(list(answer.request.ids), 30, set())
+
+
+def test_a_capture_leaves_its_inputs_as_they_were(played: None) -> None:
+    def grow(x: Tensor) -> tuple[Tensor]:
+        x.add_(1)
+        return (x * 2,)
+
+    x, step = torch.zeros(4), Step(grow)
+    step.graph = True
+    with torch.inference_mode():
+        assert step((), x)[0].tolist() == [2.0] * 4 and x.tolist() == [1.0] * 4
+        assert step((), x)[0].tolist() == [4.0] * 4 and step.num_captured == 1
+        assert step((), torch.full((4,), 9.0))[0].tolist() == [20.0] * 4 and step.num_captured == 1
+        step((), torch.zeros(3))
+    assert step.num_captured == 2
+
+
+# -- the compiled kernel, traced --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sliding", [None, 7])
+def test_flex_sees_what_the_window_sees(sliding: int | None) -> None:
+    """Its function, traced whole (no graph break) but run by plain torch, against the masked attention."""
+    generator = torch.Generator().manual_seed(0)
+    batch, heads, groups, tokens, extent, width = 2, 2, 3, 4, 64, 16
+    slab = Slab(1, batch, heads, extent, width, torch.float32)
+    slab.ensure(extent)
+    for layer in (slab.key[0], slab.value[0]):
+        layer.copy_(torch.randn(layer.shape, generator=generator))
+    query = torch.randn(batch, heads, groups * tokens, width, generator=generator)
+    positions = torch.tensor([[9], [50]]) + torch.arange(tokens)
+    window = Window(slab, positions, extent, static=True)
+    mask = window.mask(sliding, groups, torch.float32)
+    want = torch.nn.functional.scaled_dot_product_attention(query, *window.read(0), attn_mask=mask, scale=0.3)
+    traced = torch.compile(_flex, backend="eager", dynamic=False, fullgraph=True)
+    with torch.inference_mode():
+        got = traced(query, *window.read(0), positions, 0.3, sliding)
+    assert torch.allclose(got, want, atol=1e-5)
+
+
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
@@ -327,8 +479,7 @@ def test_greedy_on_the_gpu_equals_the_plain_model(graph: bool, attention: str) -
 
 @pytest.mark.gpu
 @needs_cuda
-def test_one_drafter_serves_two_decoders_in_turns() -> None:
-    """Its graph reads copies: the one decoder's state is not the other's."""
+def test_one_drafter_serves_two_decoders_on_the_gpu() -> None:
     drafter = ModelDrafter(Runner(on_gpu(DRAFTS["noise"]), 1, 200), graph=True)
     target = Runner(on_gpu(TARGET), 1, 200)
     first = Decoder(target, (), drafter, 3, graph=True)
