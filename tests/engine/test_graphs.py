@@ -492,7 +492,7 @@ def test_one_drafter_serves_two_decoders_on_the_gpu() -> None:
 
 @pytest.mark.gpu
 @needs_cuda
-def test_a_capture_leaves_the_inputs_as_they_were_and_a_host_decision_is_an_error() -> None:
+def test_a_capture_on_the_gpu_leaves_the_inputs_as_they_were() -> None:
     def grow(x: Tensor) -> tuple[Tensor]:
         x.add_(1)
         return (x * 2,)
@@ -502,13 +502,6 @@ def test_a_capture_leaves_the_inputs_as_they_were_and_a_host_decision_is_an_erro
     assert step((), x)[0].tolist() == [2.0] * 4 and x.tolist() == [1.0] * 4
     assert step((), x)[0].tolist() == [4.0] * 4 and step.num_captured == 1
     assert HostCopy()(torch.tensor([[1, 2]], device="cuda")) == [[1, 2]]
-    torch.cuda.synchronize()
-
-    def decide(x: Tensor) -> tuple[Tensor]:
-        return (x if bool(x.sum() > 0) else -x,)
-
-    with pytest.raises(RuntimeError):
-        Step(decide, graph=True)((), x)
 
 
 @pytest.mark.gpu
@@ -534,3 +527,15 @@ def test_attention_on_the_gpu_against_float64(kernel: str) -> None:
             for row, n in enumerate(lengths):
                 want = plain.model(text[row : row + 1, : n + 4]).last_hidden_state[0, -4:]
                 assert float((got[row] - want).norm() / want.norm()) < 2e-2
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_host_decision_is_an_error() -> None:
+    """The last test of the file: a broken capture may leave the process's allocator unfit for the next one."""
+
+    def decide(x: Tensor) -> tuple[Tensor]:
+        return (x if bool(x.sum() > 0) else -x,)
+
+    with pytest.raises(RuntimeError):
+        Step(decide, graph=True)((), torch.zeros(4, device="cuda"))
