@@ -157,7 +157,7 @@ def _final(
     batch, k = proposed.shape
     final_p = p.gather(1, accepted[:, None, None].expand(batch, 1, p.shape[2]))[:, 0]
     rejected = accepted < (torch.full_like(accepted, k) if count is None else count)
-    if k > 0 and bool(rejected.any()):
+    if k > 0:  # computed even where nothing was rejected: asking would wait for the device
         place = accepted.clamp(max=k - 1)
         final_q = torch.zeros_like(final_p)
         if q is None:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from engine.cache import Slab
+from engine.kernels import chunk_of, flex_decode, part_mask, split_attention
 
 NAME = "specdraft"
 PRODUCTS_UP_TO = 512  # tokens; see `causal_attention`
@@ -59,6 +60,8 @@ class Window:
         first_row: the step's rows are slab rows first_row ... first_row + B - 1.
         fresh: every row starts at position 0 and sees only this step's own tokens (a prefill).
         nodes: for a tree: which of its nodes the tokens are, and their slots. None is a chain.
+        kernel: how the keys are read; see `engine.kernels`.
+        static: decide nothing by the positions' values, so that the step can be captured; always so on a GPU.
     """
 
     slab: Slab
@@ -67,7 +70,10 @@ class Window:
     first_row: int = 0
     fresh: bool = False
     nodes: Nodes | None = None
+    kernel: str = "sdpa"
+    static: bool = False
     _masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
+    _parts: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         batch, tokens = self.positions.shape
@@ -75,11 +81,12 @@ class Window:
         assert self.first_row + batch <= self.slab.batch
         self.slab.ensure(self.extent)
         self.slots = self.positions if self.nodes is None else self.nodes.slots
+        by_value = self.positions.device.type == "cpu" and not self.static
         # One row writes a contiguous block (a cheap copy); ragged rows scatter through an index.
-        self.block = int(self.slots[0, 0]) if batch == 1 and self.slots.device.type == "cpu" else None
+        self.block = int(self.slots[0, 0]) if batch == 1 and by_value else None
         self.rows = torch.arange(self.first_row, self.first_row + batch, device=self.positions.device)[:, None]
         # Measured on two cores: from here on two batched products beat the fused kernel. They read whole rows.
-        self.many_keys = self.positions.device.type == "cpu" and batch * tokens <= 256 and batch * self.extent >= 2048
+        self.many_keys = by_value and batch * tokens <= 256 and batch * self.extent >= 2048
         if self.many_keys and not self.fresh:
             self.extent = self.slab.slots
         # A single query of a single row sees all that is there: no mask at all. In a tree other branches are there.
@@ -117,6 +124,13 @@ class Window:
             bias = torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill_(~visible, -torch.inf)
             self._masks[sliding, groups] = bias.repeat(1, groups, 1)[:, None]
         return self._masks[sliding, groups]
+
+    def parts(self, sliding: int | None, groups: int, heads: int, mask: Tensor) -> Tensor:
+        """The mask cut for `split_attention`, built once a step for each kind of layer."""
+        if (sliding, groups) not in self._parts:
+            chunk = chunk_of(self.positions.shape[0] * heads, self.extent)
+            self._parts[sliding, groups] = part_mask(mask, heads, chunk)
+        return self._parts[sliding, groups]
 
 
 def _tree_visible(nodes: Nodes, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,9 +190,15 @@ def slab_attention(
         return causal_attention(query, key, value, scaling).transpose(1, 2), None
     keys, values = window.read(module.layer_idx)
     folded = query.reshape(batch, key.shape[1], groups * tokens, width)
+    if window.kernel == "flex" and softcap is None:
+        assert window.nodes is None, "flex reads chains only"
+        out = flex_decode(folded, keys, values, window.positions, scaling, sliding_window)
+        return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
     mask = window.mask(sliding_window, groups, query.dtype)
     if softcap is None and window.many_keys:
         out = _keys_first(folded * (width**-0.5 if scaling is None else scaling), keys, values, mask)
+    elif softcap is None and window.kernel == "split" and mask is not None:
+        out = split_attention(folded, keys, values, window.parts(sliding_window, groups, keys.shape[1], mask), scaling)
     elif softcap is None:
         out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
     else:
@@ -234,11 +254,10 @@ def _keys_first(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     return torch.bmm(weights.flatten(0, 1), flat_values).view(batch, heads, tokens, width)
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The window builds the masks, so transformers shall build none."""
-
-
 def register() -> None:
-    """Makes `attn_implementation="specdraft"` known to transformers (again and again is harmless)."""
+    """Makes `attn_implementation="specdraft"` known to transformers (again and again is harmless).
+
+    No mask function is registered: transformers then builds no mask. With one it would look in every step whether the
+    positions hold several packed texts, which on a GPU waits for the device.
+    """
     AttentionInterface.register(NAME, slab_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)

@@ -8,42 +8,107 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from engine.cache import kv_bytes_per_token
+from engine.attention import Window, slab_attention
+from engine.cache import Slab, bucket, kv_bytes_per_token
 from engine.clock import phased
 from engine.costs import Costs
 from engine.draft import Drafter, ModelDrafter
+from engine.graphs import Step
 from engine.model import Runner
 from engine.speculate import Decoder, Request
 
 
-def copy_bandwidth(device: torch.device | str = "cpu", nbytes: int = 1 << 28, rounds: int = 7) -> float:
+def copy_bandwidth(device: torch.device | str = "cpu", nbytes: int | None = None, rounds: int = 7) -> float:
     """Bytes per second of a large copy, read and written bytes both counted.
 
     Args:
         device: where to copy.
-        nbytes: size of the buffer; it must be far over the caches.
+        nbytes: size of the buffer; it must be far over the caches. None is 256 MiB, on CUDA 2 GiB.
         rounds: copies; the median counts.
     """
-    source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
+    size = nbytes or (1 << 31 if torch.device(device).type == "cuda" else 1 << 28)
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    spans = []
-    for _ in range(rounds + 1):
-        if source.is_cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        target.copy_(source)
-        if source.is_cuda:
-            torch.cuda.synchronize()
-        spans.append(time.perf_counter() - start)
-    return 2 * nbytes / statistics.median(spans[1:])
+    return 2e3 * size / statistics.median(times_ms(lambda: target.copy_(source), source.device, rounds))
+
+
+def times_ms(run: Callable[[], Any], device: torch.device, rounds: int, warm_ups: int = 1) -> list[float]:
+    """Milliseconds of each of `rounds` calls: between CUDA events where there are any, else of the wall clock."""
+    for _ in range(warm_ups):
+        run()
+    if device.type != "cuda":
+        spans = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            run()
+            spans.append((time.perf_counter() - start) * 1e3)
+        return spans
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+    for start_event, end_event in events:
+        start_event.record()
+        run()
+        end_event.record()
+    torch.cuda.synchronize()
+    return [start_event.elapsed_time(end_event) for start_event, end_event in events]
+
+
+@torch.inference_mode()
+def attention_ms(
+    kernel: str, device: torch.device, dtype: torch.dtype, batch: int, shape: tuple[int, int, int], tokens: int,
+    context: int, num_layers: int = 1, rounds: int = 15,
+) -> float:  # fmt: skip
+    """Median milliseconds of one layer's attention of a step (captured on CUDA), its share of the mask included.
+
+    Args:
+        kernel: see `engine.kernels`.
+        device, dtype: of the slab.
+        batch: rows.
+        shape: (query heads, KV heads, head width).
+        tokens: tokens of each row in the step.
+        context: tokens of each row after it.
+        num_layers: layers of the slab, gone through in turn; together they must be far over the caches.
+        rounds: steps measured.
+    """
+    heads, kv_heads, width = shape
+    slab = Slab(num_layers, batch, kv_heads, bucket(context), width, dtype, device)
+    _stir(slab)
+    query = torch.randn(batch, heads, tokens, width, dtype=dtype, device=device)
+    new = torch.randn(2, batch, kv_heads, tokens, width, dtype=dtype, device=device)
+    start = torch.full((batch,), context - tokens, device=device)
+    layers = [nn.Module() for _ in range(num_layers)]
+    for index, layer in enumerate(layers):
+        layer.layer_idx = index
+
+    def run(query: Tensor, new: Tensor, start: Tensor) -> tuple[Tensor]:
+        positions = start[:, None] + torch.arange(tokens, device=device)
+        window = Window(slab, positions, bucket(context), kernel=kernel)
+        out = [slab_attention(layer, query, new[0], new[1], None, window=window)[0] for layer in layers]
+        return (out[-1],)
+
+    step = Step(run, graph=device.type == "cuda")
+    return statistics.median(times_ms(lambda: step((), query, new, start), device, rounds, 3)) / num_layers
+
+
+def _stir(slab: Slab) -> None:
+    """Random keys and values: products of zeros draw less power, so a GPU runs them at higher clocks."""
+    for layer in (*slab.key, *slab.value):
+        layer.normal_()
 
 
 def cycle_times(
-    target: Runner, drafter: Drafter | None, ks: Sequence[int], context: int, batch: int = 1, rounds: int = 9
+    target: Runner,
+    drafter: Drafter | None,
+    ks: Sequence[int],
+    context: int,
+    batch: int = 1,
+    rounds: int = 9,
+    graph: bool = False,
 ) -> dict[int, dict[str, float]]:
     """Median milliseconds of the phases of one cycle for each k, the ks interleaved round by round.
 
@@ -54,6 +119,7 @@ def cycle_times(
         context: tokens of each row when the cycle starts.
         batch: rows.
         rounds: measured cycles for each k, after two that warm up.
+        graph: capture the target's steps (a model drafter is told so when it is made).
 
     Returns:
         {k: {"draft", "verify", "sampling", "host", "wall"}} in milliseconds.
@@ -62,7 +128,7 @@ def cycle_times(
     vocab = target.config.vocab_size
     decoders: dict[int, Decoder] = {}
     for k in ks:
-        decoder = Decoder(target, (), drafter if k else None, k, clock=phased(target.device))
+        decoder = Decoder(target, (), drafter if k else None, k, clock=phased(target.device), graph=graph)
         hidden = torch.zeros(target.config.hidden_size, dtype=target.dtype, device=target.device)
         for row in range(batch):
             ids = torch.randint(0, vocab, (context,), generator=generator).tolist()
@@ -89,6 +155,7 @@ def measure_costs(
     batch: int = 1,
     rounds: int = 9,
     name: str = "",
+    graph: bool = False,
 ) -> list[Costs]:
     """Costs of speculation on this device for one pair: one entry a context.
 
@@ -99,21 +166,26 @@ def measure_costs(
         batch: rows.
         rounds: cycles for each k and context.
         name: the draft's name in the plan.
+        graph: measure captured cycles, and of eager ones the draft's time a token alone.
 
     Returns:
         T, V(k) up to the largest k, the draft line d0 + k*t (least squares), sampling and host medians, three estimates
         of the prefix KV's part of a verify pass, and the share of the copy bandwidth that a single step reaches.
     """
     ks = sorted({0, *ks})
-    drafter = ModelDrafter(draft)
+    drafter = ModelDrafter(draft, graph=graph)
     bandwidth = copy_bandwidth(target.device)
+    if target.device.type == "cuda":
+        _stir(target.slab)
+        _stir(draft.slab)
     near_zero = 16
-    table = {c: cycle_times(target, drafter, ks, c, batch, rounds) for c in sorted({near_zero, *contexts})}
+    table = {c: cycle_times(target, drafter, ks, c, batch, rounds, graph) for c in sorted({near_zero, *contexts})}
     slope = _context_slope([(k, c, times[k]["verify"]) for c, times in table.items() for k in ks], batch)
     found = []
     for context in contexts:
         times = table[context]
         t_ms, d0_ms = line([(k, times[k]["draft"]) for k in ks if k])
+        eager = cycle_times(target, ModelDrafter(draft), ks[1:], context, batch, rounds) if graph else times
         kv_bytes = kv_bytes_per_token(target.config, target.dtype) * context * batch
         drafting = [times[k] for k in ks if k] or [times[0]]
         found.append(
@@ -128,7 +200,8 @@ def measure_costs(
                 batch=batch,
                 device=str(target.device),
                 draft=name,
-                t_eager_ms=t_ms,
+                t_eager_ms=line([(k, eager[k]["draft"]) for k in ks if k])[0],
+                t_graph_ms=t_ms if graph else None,
                 prefix_kv_ms={
                     "fit": max(0.0, slope * context * batch),
                     "difference": statistics.median(times[k]["verify"] - table[near_zero][k]["verify"] for k in ks),
@@ -148,7 +221,11 @@ def _context_slope(points: Sequence[tuple[int, int, float]], batch: int) -> floa
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Least-squares (slope, intercept); one point gives a line through the origin, as does a negative intercept."""
+    """Least-squares (slope, intercept), neither below 0.
+
+    One point gives a line through the origin, as does a negative intercept; a slope below 0, which only noise gives, is
+    a constant.
+    """
     if not points:
         return 0.0, 0.0
     if len(points) == 1:
@@ -156,6 +233,8 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     mean_x, mean_y = (statistics.mean(values) for values in zip(*points, strict=True))
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
     intercept = mean_y - slope * mean_x
+    if slope < 0:
+        return 0.0, mean_y
     if intercept < 0:
         return sum(x * y for x, y in points) / sum(x * x for x, _ in points), 0.0
     return slope, intercept

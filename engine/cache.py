@@ -9,6 +9,21 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 STEP = 64  # slots are added by this many, or an eighth of what there is
+BUCKET = 256  # smallest step of `bucket`
+
+
+def bucket(slots: int) -> int:
+    """Rounds slots up to one of few sizes: multiples of 256, past 4,096 of an eighth of the power of two below.
+
+    A captured graph serves every length of its bucket, and at most an eighth of what it reads (past 2,048) is waste.
+    """
+    step = max(BUCKET, 1 << max(0, (slots - 1).bit_length() - 4))
+    return -(-slots // step) * step
+
+
+def row_bucket(rows: int, most: int) -> int:
+    """Rounds rows up to a power of two, at most `most`."""
+    return min(1 << (rows - 1).bit_length(), most)
 
 
 class Slab:

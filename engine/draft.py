@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from engine import noise
+from engine.graphs import Step, check_graph
 from engine.model import Runner
-from engine.warp import Warp, draw, probabilities
+from engine.warp import Warp, draw, draws_of, probabilities
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Batch:
         temperature: [B] the target's temperature.
         keys: [B] noise keys.
         text: each row's tokens (for look-up).
+        draws: what the host knows of the temperatures (`warp.draws_of`).
     """
 
     last: Tensor
@@ -33,6 +35,7 @@ class Batch:
     temperature: Tensor
     keys: Tensor
     text: Sequence[list[int]]
+    draws: str = "mixed"
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,17 @@ class ModelDrafter:
         runner: the draft.
         seed: the run's seed.
         warp: the draft's own warping (q is exactly what it samples from); None samples as the target does.
+        graph: capture the k steps as one CUDA graph for each shape.
+
+    Raises:
+        ValueError: graphs are asked for without a CUDA device.
     """
 
-    def __init__(self, runner: Runner, seed: int = 0, warp: Warp | None = None) -> None:
+    def __init__(self, runner: Runner, seed: int = 0, warp: Warp | None = None, graph: bool = False) -> None:
         self.runner, self.seed, self.warp = runner, seed, warp
         self._skipped = 0
+        # Several decoders may draft with this one, so its graph reads copies of their rows' state.
+        self._steps = Step(self._draft, check_graph(graph, runner.device, runner.config), own=True)
 
     def start(self, row: int, ids: Tensor) -> None:
         self.runner.prefill(ids, row)
@@ -108,37 +117,44 @@ class ModelDrafter:
         run = self.runner
         if self._skipped:
             self._catch_up(batch)
-        temperature = self._temperature(batch)
-        greedy = bool((temperature < 1e-4).all())
-        ids, start = batch.last, batch.length - 2
+        draws = batch.draws if self.warp is None else draws_of([self.warp.temperature])
+        extents = tuple(run.extent(batch.longest + j, batch.longest + k) for j in range(k))
+        tokens, q = self._steps((draws, extents), batch.last, batch.length, self._temperature(batch), batch.keys)
+        assert tokens is not None
+        return Proposal(tokens, q, run.shortlist)
+
+    def _draft(
+        self, draws: str, extents: tuple[int, ...], last: Tensor, length: Tensor, temperature: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """One step for each extent: tokens [B, k] and what they were drawn from [B, k, R] (None when all is greedy)."""
+        run, warp, greedy = self.runner, self.warp or Warp(), draws == "greedy"
+        ids, start = last, length - 2
         if not greedy:
-            ahead = batch.length[:, None] + torch.arange(k, device=run.device)
-            uniforms = noise.uniform(self.seed, batch.keys[:, None], ahead, noise.DRAFT)
+            ahead = length[:, None] + torch.arange(len(extents), device=run.device)
+            uniforms = noise.uniform(self.seed, keys[:, None], ahead, noise.DRAFT)
         tokens, q = [], []
-        for j in range(k):
-            hidden = run.step(ids, start, batch.longest + j)
+        for j, extent in enumerate(extents):
+            hidden = run.step(ids, start, extent)
             logits = run.logits(hidden[:, -1:])
             if greedy:
                 column = logits[:, 0].argmax(-1)
             else:
-                warp = self.warp or Warp()
-                probs = probabilities(logits, temperature, warp.top_k, warp.top_p)
+                probs = probabilities(logits, temperature, warp.top_k, warp.top_p, draws)
                 column = draw(probs[:, 0], uniforms[:, j])
                 q.append(probs)
             tokens.append(run.token(column))
-            ids, start = tokens[-1][:, None], batch.length + j
-        return Proposal(torch.stack(tokens, 1), None if greedy else torch.cat(q, 1), run.shortlist)
+            ids, start = tokens[-1][:, None], length + j
+        return torch.stack(tokens, 1), None if greedy else torch.cat(q, 1)
 
     def _catch_up(self, batch: Batch) -> None:
         """Reads what was emitted while nothing was drafted: one token a cycle in every row."""
-        missed, lengths = self._skipped + 1, [len(text) - 1 for text in batch.text]
+        run, missed = self.runner, self._skipped + 1
         self._skipped = 0
-        if missed > min(lengths):
-            for row, text in enumerate(batch.text):
-                self.start(row, torch.tensor(text[:-1], device=self.runner.device))
-            return
-        ids = torch.tensor([text[-missed - 1 : -1] for text in batch.text], device=self.runner.device)
-        self.runner.step(ids, batch.length - 1 - missed, max(lengths))
+        # Rows shorter than that are read from their start; what stands behind their end is overwritten later.
+        texts = [text[:-1][-missed:] for text in batch.text]
+        ids = torch.tensor([text + [0] * (missed - len(text)) for text in texts], device=run.device)
+        extent = max(batch.longest - 1, missed)
+        run.step(ids, (batch.length - 1 - missed).clamp(min=0), run.extent(extent, extent))
 
     def _temperature(self, batch: Batch) -> Tensor:
         """[B] what is drafted at."""

@@ -10,7 +10,8 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from engine.attention import NAME, Nodes, Window, register
-from engine.cache import Slab
+from engine.cache import Slab, bucket, row_bucket
+from engine.kernels import check_kernel, default_kernel
 from engine.pack import pack, pack_linears, packed_linear, pays
 
 
@@ -24,9 +25,12 @@ class Runner:
         capacity: positions a row can hold (prompt + answer + drafted tokens).
         shortlist: sorted token ids whose head rows are used; None uses every row of the head.
         vocab: rows of the head that are real; a head padded further (151,936 against 152,064 rows) is cut to it.
+        attention: "sdpa", "split" or "flex" (see `engine.kernels`); None is "split" on CUDA and "sdpa" elsewhere.
+        fixed: round slots, rows and draft lengths up to a few shapes, each of which can be captured as a graph; None
+            does so on CUDA. Eager and captured runs there have the same shapes, so they give the same tokens.
 
     Raises:
-        ValueError: the shortlist is not sorted, repeats an id or leaves the head.
+        ValueError: the shortlist is not sorted, repeats an id or leaves the head; the device lacks the attention.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class Runner:
         capacity: int = 1024,
         shortlist: Tensor | None = None,
         vocab: int | None = None,
+        attention: str | None = None,
+        fixed: bool | None = None,
     ) -> None:
         register()
         model.set_attn_implementation(NAME)
@@ -60,7 +66,11 @@ class Runner:
             self._bias = None if self._bias is None else self._bias[:vocab]
         pack_linears(self._body)
         self._packed_head = pack(self._head) if pays(self._head) else None
-        self.slab = Slab.for_model(self.config, batch, capacity, self.dtype, self.device)
+        self.attention = check_kernel(attention or default_kernel(self.device), self.device)
+        self.fixed = self.device.type == "cuda" if fixed is None else fixed
+        self._capacity = capacity
+        slots = bucket(capacity) if self.fixed else capacity
+        self.slab = Slab.for_model(self.config, batch, slots, self.dtype, self.device)
 
     @property
     def weight_bytes(self) -> int:
@@ -88,7 +98,23 @@ class Runner:
     @property
     def max_positions(self) -> int:
         """Positions that both the model and the slab can hold."""
-        return min(self.slab.capacity, getattr(self.config, "max_position_embeddings", self.slab.capacity))
+        return min(self._capacity, getattr(self.config, "max_position_embeddings", self._capacity))
+
+    def extent(self, need: int, most: int) -> int:
+        """Slots that a step looks at.
+
+        Args:
+            need: slots that hold what the step reads, its own tokens included.
+            most: the largest `need` among the steps of the same cycle.
+
+        Returns:
+            `need`, or with fixed shapes the bucket of `most`, the same for all steps of a cycle.
+        """
+        return min(bucket(most), self.slab.capacity) if self.fixed else need
+
+    def rows(self, num: int) -> int:
+        """Rows that a step runs for `num` requests; those beyond hold nothing."""
+        return row_bucket(num, self.slab.batch) if self.fixed else num
 
     def prefill(self, ids: Tensor, row: int = 0) -> Tensor:
         """Reads a whole prompt into one row.
@@ -115,7 +141,7 @@ class Runner:
             [B, T, H] final hidden states.
         """
         positions = start[:, None] + torch.arange(ids.shape[1], device=self.device)
-        return self._run(ids, Window(self.slab, positions, extent))
+        return self._run(ids, Window(self.slab, positions, extent, kernel=self.attention, static=self.fixed))
 
     def step_nodes(self, ids: Tensor, nodes: Nodes, extent: int) -> Tensor:
         """Runs nodes of a tree for each of the first B rows; each sees the prefix and its ancestors.

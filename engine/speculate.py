@@ -12,19 +12,21 @@ each accepts its own count, no realignment. A finished row leaves and a waiting 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine import noise
-from engine.accept import accept_block, accept_greedy, accept_sampled
+from engine.accept import accept_greedy, accept_sampled
 from engine.clock import BareClock, Clock
 from engine.draft import Batch, Drafter, Proposal
+from engine.graphs import HostCopy, Step, check_graph, memory_pool
 from engine.model import Runner
 from engine.policy import Policy
-from engine.warp import Warp, draw, probabilities
+from engine.warp import Warp, draw, draws_of, probabilities
 
 RULES = ("token", "block")
 
@@ -87,6 +89,43 @@ class Answer:
     hidden: list[Tensor] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Texts(Sequence[list[int]]):
+    """Each row's tokens so far, put together when asked for; rows beyond the answers hold a text of two zeros."""
+
+    answers: Sequence[Answer]
+    num: int
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, row: Any) -> Any:
+        if not 0 <= row < self.num:
+            raise IndexError(row)
+        if row >= len(self.answers):
+            return [0, 0]
+        return [*self.answers[row].request.ids, *self.answers[row].tokens]
+
+
+def move_on(last: Tensor, length: Tensor, live: Tensor, tokens: Tensor, accepted: Tensor, final: Tensor) -> Tensor:
+    """Takes the rows' state past a cycle, in place, and tells what each row emitted.
+
+    Args:
+        last: [B, 2] the two newest tokens; they become emitted[a - 1] (or the old newest one) and final.
+        length: [B] grows by a + 1 where `live` [B] is 1.
+        tokens: [B, k] proposals.
+        accepted, final: [B] of the acceptance rule.
+
+    Returns:
+        [B, k + 1]: the accepted proposals, then final; what stands behind it means nothing.
+    """
+    emitted = torch.cat([tokens, final[:, None]], 1).scatter(1, accepted[:, None], final[:, None])
+    seen = torch.cat([last[:, 1:], emitted], 1)
+    last.copy_(seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device)))
+    length.add_((accepted + 1) * live)
+    return emitted
+
+
 class Decoder:
     """Decodes requests with a target, and a drafter or none.
 
@@ -102,9 +141,11 @@ class Decoder:
         stop: looks at an answer's tokens after each commit; true ends it with finish "stop".
         rule: how samples are accepted, "token" by token or by "block"; both are exact.
         policy: chooses each cycle's k, at most `k`; None is always k.
+        graph: capture verify and accept as CUDA graphs (the drafter has its own switch). Graphs live as long as the
+            decoder: keep one for many requests.
 
     Raises:
-        ValueError: k without a drafter, or out of 0..16.
+        ValueError: k without a drafter, or out of 0..16; graphs without a CUDA device.
     """
 
     def __init__(
@@ -121,6 +162,7 @@ class Decoder:
         stop: Callable[[list[int]], bool] | None = None,
         rule: str = "token",
         policy: Policy | None = None,
+        graph: bool = False,
     ) -> None:
         if not 0 <= k <= 16:
             raise ValueError(f"k is {k}; it must be 0 (no speculation) to 16")
@@ -136,8 +178,17 @@ class Decoder:
         self.clock: Clock = clock or BareClock(target.device)
         self.keep_hidden, self.stop = keep_hidden, stop
         self.active: list[Answer] = []
-        self._last = self._length = self._temperature = self._keys = torch.empty(0)
-        self._changed = False
+        self._last = self._length = self._temperature = self._keys = self._live = self._drawn = torch.empty(0)
+        self._states: dict[int, tuple[Tensor, ...]] = {}
+        self._changed, self._draws = False, "greedy"
+        pool = memory_pool() if check_graph(graph, target.device, target.config) else None
+        self._verify, self._accept = (Step(run, graph, pool=pool) for run in (self._run_target, self._run_accept))
+        self._to_host = HostCopy()
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far, the drafter's left out."""
+        return self._verify.num_captured + self._accept.num_captured
 
     # -- requests come and go ---------------------------------------------------------------------------------------
 
@@ -189,13 +240,30 @@ class Decoder:
         return answer
 
     def _load(self) -> None:
-        """Rebuilds the rows' device state from the host's (only when rows come or go)."""
-        texts = [(*a.request.ids, *a.tokens) for a in self.active]
-        device = self.target.device
-        self._last = torch.tensor([t[-2:] for t in texts], device=device, dtype=torch.long)
-        self._length = torch.tensor([len(t) for t in texts], device=device, dtype=torch.long)
-        self._temperature = torch.tensor([a.request.temperature for a in self.active], device=device)
-        self._keys = torch.tensor([noise.request_key(a.request.id) for a in self.active], device=device)
+        """Rebuilds the rows' device state from the host's (only when rows come or go).
+
+        With fixed shapes rows are added up to a power of two: they do not grow, and what they emit is dropped. The
+        state of so many rows stays in the same tensors, which the graphs read and change in place.
+        """
+        device, spare = self.target.device, self.target.rows(len(self.active)) - len(self.active)
+        texts = [(*a.request.ids, *a.tokens) for a in self.active] + [(0, 0)] * spare
+        temperatures = [a.request.temperature for a in self.active]
+        temperatures += temperatures[:1] * spare
+        keys = [noise.request_key(a.request.id) for a in self.active] + [0] * spare
+        drawn = [i for i, t in enumerate(temperatures) if not Warp(t).greedy]
+        fresh = (
+            torch.tensor([t[-2:] for t in texts], device=device, dtype=torch.long),
+            torch.tensor([len(t) for t in texts], device=device, dtype=torch.long),
+            torch.tensor(temperatures, device=device),
+            torch.tensor(keys, device=device),
+            torch.tensor([1] * len(self.active) + [0] * spare, device=device),
+        )
+        state = self._states.setdefault(len(texts), fresh)
+        if state is not fresh:
+            for old, new in zip(state, fresh, strict=True):
+                old.copy_(new)
+        self._last, self._length, self._temperature, self._keys, self._live = state
+        self._drawn, self._draws = torch.tensor(drawn, device=device, dtype=torch.long), draws_of(temperatures)
 
     def _retire(self) -> list[Answer]:
         """Takes finished rows out; the last active row moves into each gap."""
@@ -239,6 +307,7 @@ class Decoder:
         if self.drafter is None or self.k == 0:
             return 0
         useful = max(a.request.max_new - len(a.tokens) for a in self.active) - 1
+        useful = self.k if self.target.fixed else useful  # another k would be another graph
         wanted = self.k if self.policy is None else self.policy.choose([a.request.id for a in self.active], longest)
         return max(0, min(self.k, wanted, useful, self.drafter.reach(longest), self.target.max_positions - longest))
 
@@ -255,16 +324,16 @@ class Decoder:
                 proposal = self.drafter.propose(batch, k)
         elif self.drafter is not None:
             self.drafter.skip()
-        newest = self._last[:, 1:]
-        block = newest if proposal is None else torch.cat([newest, proposal.tokens], 1)
+        given = Proposal(self._last[:, :0]) if proposal is None else proposal
         with self.clock.phase("verify"):
-            hidden = self.target.step(block, self._length - 1, longest + k)
-            logits = self.target.logits(hidden)
+            extent = self.target.extent(longest + k, longest + k)
+            hidden, logits = self._verify((extent,), self._last, self._length, given.tokens)
         with self.clock.phase("sampling"):
-            accepted, final = self._accept(logits, proposal, k, batch.keys)
-            kept, tokens = self._advance(block, accepted, final)
-            count = [k] * len(kept) if proposal is None or proposal.count is None else proposal.count.tolist()
-        self._record(kept, tokens, count, hidden)
+            state = self._last, self._length, self._temperature, batch.keys, self._live, self._drawn
+            (result,) = self._accept((self._draws,), logits, *state, given.tokens, given.q, given.rows, given.count)
+        assert hidden is not None and result is not None
+        rows = self._to_host(result)
+        self._record([r[1] for r in rows], [r[2:] for r in rows], [r[0] for r in rows], hidden)
         return self._retire()
 
     def _batch(self) -> Batch:
@@ -272,18 +341,16 @@ class Decoder:
         if self._changed:
             self._load()
             self._changed = False
-        texts = [[*a.request.ids, *a.tokens] for a in self.active] if self.k else []
+        texts = Texts(self.active, self._length.shape[0])
         longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
-        return Batch(self._last, self._length, longest, self._temperature, self._cycle_keys(), texts)
+        return Batch(self._last, self._length, longest, self._temperature, self._cycle_keys(), texts, self._draws)
 
-    def _advance(self, block: Tensor, accepted: Tensor, final: Tensor) -> tuple[list[int], list[list[int]]]:
-        """The rows' next state from the newest token and k proposals [B, k + 1]; accepted and emitted, on the host."""
-        emitted = torch.cat([block[:, 1:], final[:, None]], 1).scatter(1, accepted[:, None], final[:, None])
-        # On the device: the two newest tokens are emitted[a-1] (or the old one) and final.
-        seen = torch.cat([block[:, :1], emitted], 1)
-        self._last = seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device))
-        self._length = self._length + accepted + 1
-        return accepted.tolist(), emitted.tolist()
+    def _cycle_keys(self) -> Tensor:
+        """Noise keys [B]; the block rule's are new in every cycle, see `accept_block`."""
+        if self.rule == "token":
+            return self._keys
+        cycles = [len(a.cycles) for a in self.active] + [0] * (len(self._keys) - len(self.active))
+        return noise.fresh(self._keys, torch.tensor(cycles, device=self._keys.device))
 
     def _record(self, kept: list[int], tokens: list[list[int]], count: list[int], hidden: Tensor) -> None:
         """Commits what each row emitted, and writes down its cycle."""
@@ -297,38 +364,42 @@ class Decoder:
             if self.policy is not None:
                 self.policy.observe(answer.request.id, proposed, answer.cycles[-1].accepted)
             if self.keep_hidden:
-                answer.hidden.extend(hidden[row, :num].unbind(0))
+                answer.hidden.extend(hidden[row, :num].clone().unbind(0))
 
-    def _cycle_keys(self) -> Tensor:
-        """Noise keys [B]; the block rule's are new in every cycle, see `accept_block`."""
-        if self.rule == "token":
-            return self._keys
-        return noise.fresh(self._keys, torch.tensor([len(a.cycles) for a in self.active], device=self._keys.device))
+    # What runs on the device, and never waits for it: a `Step` calls it as it is, or captures and replays it.
 
-    def _accept(self, logits: Tensor, proposal: Proposal | None, k: int, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Accepted counts [B] and the token that follows [B]."""
-        greedy = all(Warp(a.request.temperature).greedy for a in self.active)
-        if greedy:
-            best = logits.argmax(-1)
-            if proposal is None:
-                return torch.zeros_like(best[:, 0]), best[:, 0]
-            return accept_greedy(proposal.tokens, best, proposal.count)
-        if proposal is None:
-            return torch.zeros_like(self._length), self._sample(logits[:, 0])
-        p = probabilities(logits, self._temperature, self.top_k, self.top_p)
-        ahead = self._length[:, None] + torch.arange(k + 1, device=p.device)
-        u_final = noise.uniform(self.seed, keys[:, None], ahead, noise.FINAL)
-        u_accept = noise.uniform(self.seed, keys[:, None], ahead[:, :k], noise.ACCEPT)
-        judge = accept_sampled if self.rule == "token" else accept_block
-        return judge(p, proposal.q, proposal.tokens, u_accept, u_final, proposal.rows, proposal.count)
+    def _run_target(self, extent: int, last: Tensor, length: Tensor, proposed: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [B, k+1, H] and logits [B, k+1, R] after the newest token and each of the k proposals."""
+        hidden = self.target.step(torch.cat([last[:, 1:], proposed], 1), length - 1, extent)
+        return hidden, self.target.logits(hidden)
 
-    def _sample(self, logits: Tensor) -> Tensor:
+    def _run_accept(
+        self, draws: str, logits: Tensor, last: Tensor, length: Tensor, temperature: Tensor, keys: Tensor,
+        live: Tensor, drawn: Tensor, tokens: Tensor, q: Tensor | None, rows: Tensor | None, count: Tensor | None,
+    ) -> tuple[Tensor]:  # fmt: skip
+        """Proposed and accepted counts and the emitted tokens, one row [2 + k + 1] each; moves `last` and `length`."""
+        k = tokens.shape[1]
+        if draws == "greedy":
+            accepted, final = accept_greedy(tokens, logits.argmax(-1), count)
+        elif k == 0:
+            accepted = torch.zeros_like(length)
+            final = self._sample(logits[:, 0], length, temperature, keys, drawn)
+        else:
+            p = probabilities(logits, temperature, self.top_k, self.top_p, draws)
+            ahead = length[:, None] + torch.arange(k + 1, device=p.device)
+            u_final = noise.uniform(self.seed, keys[:, None], ahead, noise.FINAL)
+            u_accept = noise.uniform(self.seed, keys[:, None], ahead[:, :k], noise.ACCEPT)
+            judge = accept_sampled if self.rule == "token" else accept_block
+            accepted, final = judge(p, q, tokens, u_accept, u_final, rows, count)
+        emitted = move_on(last, length, live, tokens, accepted, final)
+        proposed = torch.full_like(accepted, k) if count is None else count
+        return (torch.cat([proposed[:, None], accepted[:, None], emitted], 1),)
+
+    def _sample(self, logits: Tensor, length: Tensor, temperature: Tensor, keys: Tensor, drawn: Tensor) -> Tensor:
         """The next token [B] from logits [B, R]; greedy rows are spared the softmax over the vocabulary."""
         token = logits.argmax(-1)
-        rows = torch.tensor([i for i, a in enumerate(self.active) if not Warp(a.request.temperature).greedy])
-        rows = rows.to(logits.device)
-        probs = probabilities(logits[rows][:, None], self._temperature[rows], self.top_k, self.top_p)[:, 0]
-        token[rows] = draw(probs, noise.uniform(self.seed, self._keys[rows], self._length[rows], noise.FINAL))
+        probs = probabilities(logits[drawn][:, None], temperature[drawn], self.top_k, self.top_p, "sampled")[:, 0]
+        token[drawn] = draw(probs, noise.uniform(self.seed, keys[drawn], length[drawn], noise.FINAL))
         return token
 
     def run(self, requests: Iterable[Request]) -> Iterator[Answer]:

@@ -21,7 +21,7 @@ from engine.accept_tree import Path, accept_tree_greedy, accept_tree_sampled
 from engine.attention import Nodes
 from engine.clock import Clock
 from engine.model import Runner
-from engine.speculate import Answer, Decoder
+from engine.speculate import Answer, Decoder, move_on
 from engine.tree import Tree
 from engine.tree_draft import TreeDrafter, TreeProposal
 from engine.tree_tensors import tree_tensors
@@ -86,7 +86,9 @@ class TreeDecoder(Decoder):
             path = self._accept_tree(logits, proposal)
             self.target.slab.gather_path(batch.length - 1, path.nodes[:, 1:], path.accepted)
             self.tree_drafter.keep(batch.length, path)
-            kept, tokens = self._advance(proposal.tokens.gather(1, path.nodes), path.accepted, path.final)
+            along_path = proposal.tokens.gather(1, path.nodes[:, 1:])
+            emitted = move_on(self._last, self._length, self._live, along_path, path.accepted, path.final)
+            kept, tokens = path.accepted.tolist(), emitted.tolist()
             ranks = table.rank[path.nodes[:, 1:]].tolist()
         answers = list(self.active)
         along = hidden.gather(1, path.nodes[..., None].expand(-1, -1, hidden.shape[2])) if self.keep_hidden else hidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +44,15 @@ class Warp:
         return self.temperature < GREEDY_BELOW
 
 
-def probabilities(logits: Tensor, temperature: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def draws_of(temperatures: Iterable[float]) -> str:
+    """How a batch draws, told by the host: "greedy" (all rows), "sampled" (all rows) or "mixed"."""
+    kinds = {t < GREEDY_BELOW for t in temperatures}
+    return "mixed" if len(kinds) > 1 else "greedy" if kinds == {True} else "sampled"
+
+
+def probabilities(
+    logits: Tensor, temperature: Tensor, top_k: int = 0, top_p: float = 1.0, draws: str | None = None
+) -> Tensor:
     """Warped probabilities of one step.
 
     Args:
@@ -51,6 +60,8 @@ def probabilities(logits: Tensor, temperature: Tensor, top_k: int = 0, top_p: fl
         temperature: [B]; entries under `GREEDY_BELOW` give a one-hot row at the argmax (the first one of a tie).
         top_k: 0 keeps all.
         top_p: 1 keeps all. The token that crosses p is kept.
+        draws: `draws_of` the temperatures, where the host knows them; None reads them from the device, which waits
+            for it (and can not be captured). "mixed" is right for every batch.
 
     Returns:
         float32 [B, T, R], rows sum to 1.
@@ -69,9 +80,11 @@ def probabilities(logits: Tensor, temperature: Tensor, top_k: int = 0, top_p: fl
         ordered = ordered.masked_fill(before >= top_p, 0.0)
         probs = torch.zeros_like(probs).scatter(-1, index, ordered)
         probs = probs / probs.sum(-1, keepdim=True)
-    if bool(greedy.any()):
-        best = logits[greedy].argmax(-1, keepdim=True)
-        probs[greedy] = torch.zeros(*best.shape[:-1], probs.shape[-1], device=probs.device).scatter_(-1, best, 1.0)
+    if draws is None:
+        draws = "mixed" if bool(greedy.any()) else "sampled"
+    if draws != "sampled":
+        one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        probs = torch.where(greedy[:, None, None], one_hot, probs)
     return probs
 
 

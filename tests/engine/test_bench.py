@@ -62,6 +62,7 @@ def test_line_and_interpolation() -> None:
     assert line([(1, 5.0), (2, 7.0), (4, 11.0)]) == pytest.approx((2.0, 3.0))
     assert line([(2, 6.0)]) == (3.0, 0.0)
     assert line([(1, 1.0), (2, 4.0)])[1] == 0.0  # a negative intercept would make k = 0 cheaper than nothing
+    assert line([(1, 5.0), (2, 3.0)]) == (0.0, 4.0)
     assert interpolate(2, {1: 10.0, 5: 30.0}) == 15.0
     assert interpolate(5, {1: 10.0, 5: 30.0}) == 30.0
 

@@ -362,7 +362,9 @@ def test_argmax_drafts_scored_with_a_soft_q_fail_the_joint_test(monkeypatch: pyt
 def test_top_p_before_temperature_fails_the_joint_test(monkeypatch: pytest.MonkeyPatch) -> None:
     right = engine.speculate.probabilities
 
-    def wrong(logits: Tensor, temperature: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    def wrong(
+        logits: Tensor, temperature: Tensor, top_k: int = 0, top_p: float = 1.0, draws: str | None = None
+    ) -> Tensor:
         cut = right(logits, torch.ones_like(temperature), top_k, top_p)
         return right(cut.log(), temperature)
 

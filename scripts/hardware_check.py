@@ -1,0 +1,200 @@
+"""python -m scripts.hardware_check --out FILE [--target NAME] [--draft DIR] [--budget SECONDS]: one run, one JSON.
+
+On a GPU: captured runs equal eager ones, divergences of bf16 are ties, and what a step costs, eager and captured, from
+135M to 32B, against the measured copy bandwidth. On a CPU: what needs no GPU; the rest is listed as skipped, with the
+reason. The file is written anew after every part, so a run that is cut short leaves what it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from engine.bench import copy_bandwidth
+from engine.divergence import compare_greedy
+from engine.draft import ModelDrafter
+from engine.hardware import (
+    PAIRS,
+    SHORTLISTS,
+    Part,
+    attention_table,
+    captured_against_eager,
+    pair_costs,
+    problems,
+    random_model,
+    run_parts,
+    shallow,
+)
+from engine.model import Runner
+
+TEXTS = (
+    'def merge_sorted(first: list[int], second: list[int]) -> list[int]:\n    """Merges two sorted lists."""\n',
+    "Question: A train leaves at 9:40 and arrives at 13:05. How long is the journey? Answer step by step.\n",
+    "The history of the printing press begins long before the fifteenth century. In East Asia, woodblock printing",
+    "Write a letter to a neighbour who lent you a ladder and explain politely why you return it a week late.\n\nDear",
+)
+NO_CUDA = "no CUDA device: torch sees none"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.hardware_check", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file")
+    parser.add_argument("--target", default="smollm2-135m-instruct", help="bundled name, folder or hub id, or none")
+    parser.add_argument("--draft", help="a draft folder; else a shallow one with random weights")
+    parser.add_argument("--budget", type=float, default=440.0, help="seconds for everything")
+    parser.add_argument("--rounds", type=int, default=9, help="measured cycles of each cost")
+    args = parser.parse_args(argv)
+    start = time.perf_counter()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report: dict[str, Any] = {
+        "format": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "transformers": transformers.__version__,
+        },
+        "num_threads": torch.get_num_threads(),
+        "budget_s": args.budget,
+        "target": args.target,
+        "draft": args.draft,
+    }
+
+    def write(rows: dict[str, dict[str, Any]]) -> None:
+        result = {**report, "seconds": time.perf_counter() - start, "problems": problems(rows), "parts": rows}
+        temporary = args.out.with_name(f".{args.out.name}.tmp")
+        temporary.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        temporary.replace(args.out)
+        name, row = list(rows.items())[-1]
+        print(
+            f"{row['seconds']:7.1f} s  {row['status']:8}{name}  {row.get('reason', row.get('error', ''))}", flush=True
+        )
+
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = run_parts(parts_for(args, device), args.budget, write)
+    for problem in problems(rows):
+        print(f"look at: {problem}")
+    return 1 if problems(rows) else 0
+
+
+def parts_for(args: argparse.Namespace, device: torch.device) -> list[Part]:
+    """All parts, the most important first; those that can not run here carry the reason."""
+    cuda = device.type == "cuda"
+    no_cuda, no_target = ("" if cuda else NO_CUDA), ("--target none" if args.target == "none" else "")
+    bf16, bandwidth = torch.bfloat16, [0.0]
+
+    def measure_bandwidth() -> dict[str, float]:
+        bandwidth[0] = copy_bandwidth(device, None if cuda else 1 << 26)
+        return {"bytes_per_s": bandwidth[0]}
+
+    def attention(kernels: Sequence[str], contexts: Sequence[int], batches: Sequence[int]) -> Callable[[], Any]:
+        dtype = bf16 if cuda else torch.float32
+        shapes = [(32, 8, 128), (9, 3, 64)] if cuda else [(4, 2, 16)]
+        return lambda: [
+            {"shape": list(shape), **row}
+            for shape in shapes
+            for row in attention_table(device, dtype, kernels, shape, batches, contexts, (1, 5), bandwidth[0])
+        ]
+
+    def exact(name: str, batch: int, dtype: torch.dtype, kernel: str, spread: float, ks: Sequence[int]) -> Part:
+        def run() -> Any:
+            target, draft = (
+                Runner(random_model(s.config(), device, dtype, 0, spread), batch, 250, attention=kernel)
+                for s in PAIRS[name]
+            )
+            return captured_against_eager(target, draft, ks, (0.0, 0.9), 24)
+
+        return Part(f"captured equals eager: {name} {kernel} batch {batch}", 45, run, no_cuda)
+
+    def costs(name: str, batch: int, contexts: Sequence[int], need_s: float) -> Part:
+        def run() -> Any:
+            dtype = bf16 if cuda else torch.float32
+            target, draft = (random_model(shape.config(), device, dtype) for shape in PAIRS[name])
+            rows = torch.arange(SHORTLISTS[name]) if name in SHORTLISTS else None
+            ks = (1, 2, 4, 8) if cuda else (1, 3)
+            return pair_costs(target, draft, ks, contexts, batch, args.rounds, name, rows)
+
+        return Part(f"costs: {name} batch {batch}", need_s, run, "" if name == "tiny" else no_cuda)
+
+    parts = [
+        Part("copy bandwidth", 10, measure_bandwidth),
+        exact("tiny", 1, torch.float32, "split", 0.5, (0, 1, 4)),
+        exact("tiny", 4, torch.float32, "split", 0.5, (0, 1, 4)),
+        exact("tiny", 4, torch.float32, "sdpa", 0.5, (0, 4)),
+        exact("135M", 2, bf16, "split", 0.05, (0, 4)),
+        Part("divergence: tiny", 20, lambda: tiny_divergence(device)),
+        Part("divergence: target", 60, lambda: target_divergence(args, device), no_target),
+        Part("costs: target", 60, lambda: target_costs(args, device), no_target),
+        Part("attention", 40, attention(("sdpa", "split"), (1024, 8192, 32768) if cuda else (512,), (1, 8))),
+    ]
+    if not cuda:
+        parts.append(costs("tiny", 1, (64,), 20))
+    long, short = (512, 4096, 16384), (512, 4096)
+    parts += [costs(name, 1, long, need) for name, need in (("135M", 40), ("1B", 40), ("8B", 60), ("32B", 90))]
+    parts.append(Part("attention: flex", 90, attention(("split", "flex"), (8192,), (1,)), no_cuda))
+    parts += [costs(name, 16, short, need) for name, need in (("135M", 40), ("1B", 40), ("8B", 60), ("32B", 90))]
+    return parts
+
+
+def tiny_divergence(device: torch.device) -> list[dict[str, Any]]:
+    """A random model in bf16 that drafts for itself: the only differences are those of 1 and k + 1 tokens a step."""
+    model = random_model(PAIRS["tiny"][0].config(), device, torch.bfloat16, 0, 0.3)
+    graph = device.type == "cuda"
+    num, new = (4, 96) if graph else (2, 32)
+    prompts = torch.randint(0, 512, (num, 24), generator=torch.Generator().manual_seed(1)).tolist()
+    drafter = ModelDrafter(Runner(model, 1, 160), graph=graph)
+    return [{"drafter": "self", **compare_greedy(Runner(model, 1, 160), drafter, prompts, 4, new, graph)}]
+
+
+def load(args: argparse.Namespace, device: torch.device) -> tuple[str, PreTrainedModel, PreTrainedModel, Any]:
+    """The target's folder and model, a draft, and the draft's shortlist."""
+    folder = args.target
+    if not Path(folder).is_dir():
+        from distill.models import resolve  # only a name needs what finds and converts checkpoints
+
+        folder = resolve(args.target)
+    target = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    if args.draft is None:
+        return folder, target, random_model(shallow(target.config), device, torch.bfloat16), None
+    from distill.checkpoint import read_draft
+
+    draft = AutoModelForCausalLM.from_pretrained(args.draft, dtype=torch.bfloat16).to(device).eval()
+    return folder, target, draft, read_draft(args.draft).shortlist
+
+
+def target_divergence(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """The real target in bf16, with itself and with the draft as drafter."""
+    folder, target, draft, shortlist = load(args, device)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = [tokenizer(text).input_ids for text in TEXTS]
+    graph, new, found = device.type == "cuda", 128 if device.type == "cuda" else 16, []
+    runner = Runner(target, 1, 400)
+    for name, drafter in (("self", Runner(target, 1, 400)), ("draft", Runner(draft, 1, 400, shortlist))):
+        for k in (1, 4, 8):
+            compared = compare_greedy(runner, ModelDrafter(drafter, graph=graph), prompts, k, new, graph)
+            found.append({"drafter": name, **compared})
+    return found
+
+
+def target_costs(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """What a cycle of the real pair costs."""
+    _, target, draft, shortlist = load(args, device)
+    contexts = (128, 1024, 4096) if device.type == "cuda" else (128,)
+    return pair_costs(target, draft, (1, 2, 4, 8), contexts, 1, args.rounds, "target", shortlist)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
