@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine import noise
-from engine.accept import accept_greedy, accept_sampled
+from engine.accept import accept_block, accept_greedy, accept_sampled
 from engine.clock import BareClock, Clock
 from engine.draft import Batch, Drafter, Proposal
 from engine.graphs import HostCopy, Step, check_graph, memory_pool
