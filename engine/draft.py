@@ -148,13 +148,13 @@ class ModelDrafter:
 
     def _catch_up(self, batch: Batch) -> None:
         """Reads what was emitted while nothing was drafted: one token a cycle in every row."""
-        run, missed = self.runner, self._skipped + 1
+        run, missed = self.runner, min(self._skipped + 1, batch.longest - 1)
         self._skipped = 0
         # Rows shorter than that are read from their start; what stands behind their end is overwritten later.
         texts = [text[:-1][-missed:] for text in batch.text]
         ids = torch.tensor([text + [0] * (missed - len(text)) for text in texts], device=run.device)
-        extent = max(batch.longest - 1, missed)
-        run.step(ids, (batch.length - 1 - missed).clamp(min=0), run.extent(extent, extent))
+        extent = run.extent(batch.longest - 1, batch.longest - 1)
+        run.step(ids, (batch.length - 1 - missed).clamp(min=0), extent)
 
     def _temperature(self, batch: Batch) -> Tensor:
         """[B] what is drafted at."""
