@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
     parser.add_argument("--check", action="store_true", help="validate, print the resolved recipe, and stop")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if args.recipe and "=" in args.recipe and not Path(args.recipe).exists():
         args.recipe, args.overrides = None, [args.recipe, *args.overrides]
     if args.recipe is None and args.resume is None:

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="evaluation folder (default: eval/ beside the first draft)")
     parser.add_argument("--gate", action="store_true", help="exit 1 when the verdict is no-go")
     parser.add_argument("--check", action="store_true", help="check the recipe and the draft folders, measure nothing")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     logging.basicConfig(
         level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )

@@ -8,6 +8,7 @@ import torch
 from engine.model import Runner
 from eval.measure import Arm, Bench, EvalRequest, Load
 from eval.records import LOOKUP, RequestRow
+from eval.run import main
 from tests.engine.test_speculate import DRAFTS, TARGET, plain_greedy
 
 ARMS = (Arm("", 0), Arm("small", 2), Arm(LOOKUP, 2))
@@ -56,3 +57,8 @@ def test_a_request_that_does_not_fit_is_a_row_with_its_reason() -> None:
     failed = [r for r in rows if r.error]
     assert {r.request_id for r in failed} == {"long"} and len(failed) == 3
     assert all("exceed the target's 120 positions" in str(r.error) for r in failed)
+
+
+def test_overrides_may_stand_behind_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes/code.yaml", "--check", "--draft", "nowhere", "eval.num_requests=7", "eval.k=[0]"]) == 2
+    assert "eval.k" in capsys.readouterr().err
