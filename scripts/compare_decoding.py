@@ -179,6 +179,7 @@ def show(rows: dict[str, dict], base: str) -> Table:
     """The summary as a terminal table."""
     columns = ["arm", "ms a token", "tokens/s", f"against {base}", "95%", "first ms", "alpha", "same text", "H + S"]
     table = Table(*columns, title="greedy, batch 1, median over prompts")
+    table.columns[0].no_wrap = True
     for arm, row in rows.items():
         shares = row["shares"]
         table.add_row(
