@@ -24,7 +24,8 @@ from distill.recipe import Responses
 from distill.tokens import encode_prompt, fingerprint
 from distill.traffic import Prompt
 from engine.model import Runner
-from engine.speculate import Decoder, Request
+from engine.request import Request
+from engine.speculate import Decoder
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from engine.costs import Costs
 from engine.draft import Drafter, ModelDrafter
 from engine.graphs import Step
 from engine.model import Runner
-from engine.speculate import Decoder, Request
+from engine.request import Request
+from engine.speculate import Decoder
 
 
 def copy_bandwidth(device: torch.device | str = "cpu", nbytes: int | None = None, rounds: int = 7) -> float:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from engine.draft import Drafter
 from engine.model import Runner
-from engine.speculate import Decoder, Request
+from engine.request import Request
+from engine.speculate import Decoder
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 from engine.bench import attention_ms, measure_costs
 from engine.draft import Drafter, LookupDrafter, ModelDrafter
 from engine.model import Runner
-from engine.speculate import Decoder, Request
+from engine.request import Request
+from engine.speculate import Decoder
 
 
 @dataclass(frozen=True)

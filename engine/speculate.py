@@ -12,9 +12,7 @@ each accepts its own count, no realignment. A finished row leaves and a waiting 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -26,85 +24,10 @@ from engine.draft import Batch, Drafter, Proposal
 from engine.graphs import HostCopy, Step, check_graph, memory_pool
 from engine.model import Runner
 from engine.policy import Policy
+from engine.request import Answer, Cycle, Request, Texts
 from engine.warp import Warp, draw, draws_of, probabilities
 
 RULES = ("token", "block")
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt to answer.
-
-    Attributes:
-        id: names the request; its noise depends on it.
-        ids: prompt tokens, at least one.
-        max_new: answer tokens at most, at least one.
-        temperature: of the target for this request.
-    """
-
-    id: str
-    ids: tuple[int, ...]
-    max_new: int
-    temperature: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.ids:
-            raise ValueError(f"request {self.id}: the prompt has no token")
-        if self.max_new < 1:
-            raise ValueError(f"request {self.id}: max_new is {self.max_new}; at least 1 token must be asked for")
-        Warp(self.temperature)
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """One propose-verify-accept round of one row.
-
-    Attributes:
-        proposed, accepted: tokens.
-        emitted: tokens committed, at most accepted + 1.
-        cut: end-of-sequence dropped the rest of the block; left out of acceptance, kept in time.
-    """
-
-    proposed: int
-    accepted: int
-    emitted: int
-    cut: bool
-
-
-@dataclass
-class Answer:
-    """A request and what came of it.
-
-    Attributes:
-        tokens: emitted ids, the end-of-sequence token included.
-        cycles: every round; the first token, which the prefill gives, belongs to none.
-        finish: "eos", "length", "stop", or "" while it runs.
-        hidden: the target's final hidden state before each token [H], when asked for.
-    """
-
-    request: Request
-    tokens: list[int] = field(default_factory=list)
-    cycles: list[Cycle] = field(default_factory=list)
-    finish: str = ""
-    hidden: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Texts(Sequence[list[int]]):
-    """Each row's tokens so far, put together when asked for; rows beyond the answers hold a text of two zeros."""
-
-    answers: Sequence[Answer]
-    num: int
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, row: Any) -> Any:
-        if not 0 <= row < self.num:
-            raise IndexError(row)
-        if row >= len(self.answers):
-            return [0, 0]
-        return [*self.answers[row].request.ids, *self.answers[row].tokens]
 
 
 def move_on(last: Tensor, length: Tensor, live: Tensor, tokens: Tensor, accepted: Tensor, final: Tensor) -> Tensor:

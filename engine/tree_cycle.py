@@ -21,7 +21,8 @@ from engine.accept_tree import Path, accept_tree_greedy, accept_tree_sampled
 from engine.attention import Nodes
 from engine.clock import Clock
 from engine.model import Runner
-from engine.speculate import Answer, Decoder, move_on
+from engine.request import Answer
+from engine.speculate import Decoder, move_on
 from engine.tree import Tree
 from engine.tree_draft import TreeDrafter, TreeProposal
 from engine.tree_tensors import tree_tensors

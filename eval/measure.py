@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.clock import BareClock, Clock, phased
 from engine.draft import Drafter, LookupDrafter, ModelDrafter
 from engine.model import Runner
-from engine.speculate import Answer, Decoder, Request
+from engine.request import Answer, Request
+from engine.speculate import Decoder
 from engine.warp import Warp
 from eval.records import BASELINE, LOOKUP, Cycle, RequestRow, arm_name
 

@@ -37,7 +37,8 @@ from engine.clock import phased
 from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
 from engine.policy import Adaptive
-from engine.speculate import Decoder, Request
+from engine.request import Request
+from engine.speculate import Decoder
 from eval.bootstrap import interval, resamples
 
 

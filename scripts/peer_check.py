@@ -26,7 +26,8 @@ from distill.tokens import encode_prompt, eos_ids
 from distill.traffic import load_prompts
 from engine.draft import ModelDrafter
 from engine.model import Runner
-from engine.speculate import Decoder, Request
+from engine.request import Request
+from engine.speculate import Decoder
 
 
 def plain_generate(

@@ -12,7 +12,7 @@ import engine.accept_tree
 from engine.accept import accept_sampled, residual
 from engine.accept_tree import accept_tree_greedy, accept_tree_sampled, remaining
 from engine.model import Runner
-from engine.speculate import Request
+from engine.request import Request
 from engine.tree import Tree
 from engine.tree_cycle import TreeDecoder
 from engine.tree_draft import TreeDrafter, draw_siblings

@@ -8,7 +8,8 @@ from engine.bench import copy_bandwidth, cycle_times, interpolate, line, measure
 from engine.clock import BareClock, WallClock
 from engine.draft import ModelDrafter
 from engine.model import Runner
-from engine.speculate import Decoder, Request
+from engine.request import Request
+from engine.speculate import Decoder
 from tests.conftest import make_target
 
 

@@ -20,7 +20,8 @@ from engine.draft import Drafter, LookupDrafter, ModelDrafter
 from engine.graphs import HostCopy, Step, check_graph, rope_types
 from engine.kernels import BLOCKS, CHUNK, _flex, check_kernel, chunk_of, part_mask, split_attention
 from engine.model import Runner
-from engine.speculate import Answer, Decoder, Request
+from engine.request import Answer, Request
+from engine.speculate import Decoder
 from engine.warp import Warp, draws_of
 from tests.engine.test_speculate import DRAFTS, TARGET, VOCAB, noisy, plain_greedy, tiny
 

@@ -12,7 +12,8 @@ from engine.cycle import Costs, cycle_ms, tau
 from engine.draft import ModelDrafter
 from engine.model import Runner
 from engine.policy import Adaptive, Policy, Schedule
-from engine.speculate import Decoder, Request
+from engine.request import Request
+from engine.speculate import Decoder
 from tests.engine.test_speculate import (
     DRAFTS,
     TARGET,

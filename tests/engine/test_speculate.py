@@ -20,7 +20,8 @@ from engine.accept import residual
 from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
 from engine.policy import Policy
-from engine.speculate import Answer, Decoder, Request
+from engine.request import Answer, Request
+from engine.speculate import Decoder
 from engine.warp import Warp, draw
 
 VOCAB = 64

@@ -18,7 +18,8 @@ from engine.cache import Slab
 from engine.clock import WallClock
 from engine.draft import ModelDrafter
 from engine.model import Runner
-from engine.speculate import Answer, Decoder, Request
+from engine.request import Answer, Request
+from engine.speculate import Decoder
 from engine.tree import Tree
 from engine.tree_choice import accept_by_rank
 from engine.tree_cycle import TreeDecoder
