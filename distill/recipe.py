@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
 
 from distill.fields import BUNDLED_DOMAINS, Stage
 from distill.mistakes import Key, dotted, explain, line
@@ -46,6 +47,9 @@ __all__ = [
     "load_recipe",
     "recipe_hash",
 ]
+
+
+BAD_KEY = "a list or mapping is used as a key; keys are plain names"
 
 
 class RecipeError(ValueError):
@@ -115,19 +119,26 @@ def _read(text: str, source: str, places: dict[Key, str], problems: list[str]) -
         node = yaml.compose(text)
         if node is not None:
             _places(node, (), source, places, problems)
-        return yaml.load(text)
+        return None if any(p.endswith(BAD_KEY) for p in problems) else yaml.load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         problems.append(f"{where}: not valid YAML: {error.problem}")
-        return None
+    except ReaderError as error:
+        problems.append(f"{source}: not valid YAML: character {error.character!r} at offset {error.position}")
+    except RecursionError:
+        problems.append(f"{source}: nested too deeply, or an alias holds itself; a recipe has two levels of keys")
+    return None
 
 
 def _places(node: Node, key: Key, source: str, places: dict[Key, str], problems: list[str]) -> None:
     if isinstance(node, MappingNode):
         for name, value in node.value:
-            child = (*key, name.value)
             place = f"{source}:{name.start_mark.line + 1}"
+            if not isinstance(name, ScalarNode):
+                problems.append(f"{place}: {BAD_KEY}")
+                continue
+            child = (*key, name.value)
             if child in places:
                 problems.append(f"{place}: {dotted(child)} is given twice, first at {places[child]}; keep one")
             places[child] = place

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     if args.recipe and "=" in args.recipe and not Path(args.recipe).exists():
         args.recipe, args.overrides = None, [args.recipe, *args.overrides]
-    if args.recipe is None and args.resume is None:
+    if not args.recipe and args.resume is None:
         parser.error("a recipe is needed, for example recipes/code.yaml")
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.INFO)

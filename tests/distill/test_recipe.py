@@ -217,3 +217,22 @@ def test_recipes_are_frozen_and_hash_by_meaning(tmp_path: Path) -> None:
     assert recipe_hash(recipe) == recipe_hash(other)
     assert recipe_hash(load_recipe(write(tmp_path, SMALL), ["seed=1"])) != recipe_hash(recipe)
     assert isinstance(recipe, Recipe)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("name: x\x01", "not valid YAML: character"),
+        ("track: &a {tags: [*a]}", "an alias holds itself"),
+        ("[a]: 4", "used as a key"),
+        ("name: x\n? {a: b}\n: 1", "used as a key"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+    ],
+)
+def test_yaml_that_no_recipe_can_hold_is_one_message(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=said):
+        load_recipe(path)
+    with pytest.raises(RecipeError, match=said):
+        load_recipe("recipes/code.yaml", ["traffic.system=" + text])
