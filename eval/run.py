@@ -50,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         folders = args.draft or [Path(recipe.output_dir) / recipe.name / "latest" / "draft"]
         names = draft_names(folders)
         if args.check:
+            from distill.checkpoint import read_draft
+
+            for path in names.values():
+                read_draft(path)
             print(dump(recipe))  # noqa: T201 - the answer to --check
             return 0
         report, folder = evaluate(recipe, names, args.out)

@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -204,9 +205,11 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=2)
     parser.add_argument("--most", type=int, default=5, help="largest k of the adaptive policy")
     parser.add_argument("--self-layers", type=int, default=6)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--out", type=Path, help="a JSON file")
     args = parser.parse_args()
+    if args.num < 1 or args.max_new < 2:
+        parser.error(f"--num {args.num} and --max-new {args.max_new}: at least 1 prompt and 2 tokens are needed")
     console = Console(stderr=True)
     folder = resolve(args.target)
     tokenizer, plain = load_tokenizer(folder), load_model(folder, args.dtype)
@@ -249,4 +252,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

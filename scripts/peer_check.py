@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,8 +175,10 @@ def main() -> None:
     parser.add_argument("--k", type=int, nargs="+", default=[1, 3, 5, 8])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     args = parser.parse_args()
+    if args.num < 1 or args.max_new < 2:
+        parser.error(f"--num {args.num} and --max-new {args.max_new}: at least 1 prompt and 2 tokens are needed")
     args.target = resolve(args.target)
     tokenizer, model = load_tokenizer(args.target), load_model(args.target, "bfloat16")
     eos = eos_ids(model.config, model.generation_config, tokenizer)
@@ -191,4 +194,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

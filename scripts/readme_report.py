@@ -12,6 +12,8 @@ START, END = "<!-- report -->", "<!-- /report -->"
 
 
 def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     report = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     readme = Path(sys.argv[2] if len(sys.argv) > 2 else "README.md")
     text = readme.read_text(encoding="utf-8")
