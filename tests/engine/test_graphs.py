@@ -258,7 +258,7 @@ def test_steps_do_not_need_a_value_off_the_cpu(
         hidden, logits = decoder._run_target(target.extent(300 + k, 300 + k), last, length, tokens)
         assert logits.shape == (batch, k + 1, 320) and logits.device.type == "meta"
         drawn = torch.arange(0 if draws == "greedy" else batch)
-        state = last, length, temperature, keys, torch.ones_like(keys), drawn
+        state = last, length, temperature, keys, torch.ones_like(keys), length + 9, drawn
         (result,) = decoder._run_accept(draws, logits, *state, tokens, q, None, None)
         assert result.shape == (batch, k + 3) and hidden.shape == (batch, k + 1, 64)
 
