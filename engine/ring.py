@@ -90,11 +90,9 @@ class Ring:
         return torch.where((slots < self.sinks) | (slots > last), slots, last - (last - slots) % self.turn)
 
     def kept(self, tokens: int, device: torch.device) -> Tensor:
-        """Positions that stay of a text of so many tokens."""
-        first = max(self.sinks, tokens - self.turn)
-        return torch.cat(
-            [torch.arange(min(self.sinks, tokens), device=device), torch.arange(first, tokens, device=device)]
-        )
+        """Positions that stay of a text of so many tokens, more than there are slots."""
+        stay = torch.arange(tokens - self.turn, tokens, device=device)
+        return torch.cat([torch.arange(self.sinks, device=device), stay])
 
 
 def sees(query: Tensor, there: Tensor, sliding: int | None, ring: Ring | None) -> Tensor:
