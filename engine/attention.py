@@ -219,7 +219,8 @@ def slab_attention(
     folded = query.reshape(batch, key.shape[1], groups * tokens, width)
     if window.kernel == "flex" and softcap is None:
         assert window.nodes is None, "flex reads chains only"
-        out = flex_decode(folded, keys, values, window.positions, scaling, sliding_window)
+        ring = None if window.ring is None else (window.ring.sinks, window.ring.recent, window.ring.turn)
+        out = flex_decode(folded, keys, values, window.positions, scaling, sliding_window, ring)
         return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
     mask = window.mask(sliding_window, groups, query.dtype)
     if softcap is None and window.many_keys:

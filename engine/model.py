@@ -38,8 +38,8 @@ class Runner:
         sinks: see `recent`.
 
     Raises:
-        ValueError: the shortlist is not sorted, repeats an id or leaves the head; the device lacks the attention, or
-            the attention the window; a window out of range.
+        ValueError: the shortlist is not sorted, repeats an id or leaves the head; the device lacks the attention;
+            a window out of range.
     """
 
     def __init__(
@@ -84,8 +84,6 @@ class Runner:
         self.fixed = compile or self.device.type == "cuda" if fixed is None else fixed
         self._capacity = capacity
         ring = None if recent is None else Ring.for_capacity(sinks, recent, capacity)
-        if ring is not None and self.attention == "flex":
-            raise ValueError(f"attention is 'flex' and recent is {recent}: flex reads whole prefixes; use 'split'")
         slots = capacity if ring is None else ring.slots
         slots = bucket(slots) if self.fixed else slots
         ring = None if ring is None else replace(ring, slots=slots)

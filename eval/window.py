@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -50,7 +51,7 @@ def step_times_ms(
     for number in range(rounds + 3):
         for name, context in spans:
             run = runners[name]
-            took = times_ms(lambda run=run, at=context: step(run, at), run.device, 1, 0)
+            took = times_ms(partial(step, run, context), run.device, 1, 0)
             if number >= 3:
                 spans[name, context] += took
     return {name: {c: statistics.median(spans[name, c]) for c in contexts} for name in runners}

@@ -21,6 +21,7 @@ from engine.graphs import HostCopy, Step, check_graph, rope_types
 from engine.kernels import BLOCKS, CHUNK, _flex, check_kernel, chunk_of, part_mask, split_attention
 from engine.model import Runner
 from engine.request import Answer, Request
+from engine.ring import Ring
 from engine.speculate import Decoder
 from engine.warp import Warp, draws_of
 from tests.engine.test_speculate import DRAFTS, TARGET, VOCAB, noisy, plain_greedy, tiny
@@ -82,11 +83,6 @@ def test_rotary_embeddings_that_look_from_the_host_are_refused() -> None:
     assert rope_types(config.rope_parameters) == {"default", "dynamic"}
     with pytest.raises(ValueError, match="dynamic rotary"):
         check_graph(True, torch.device("cuda"), config)
-
-
-def test_flex_with_a_window_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'flex' and recent is 64.*split"), torch.device("meta"):
-        Runner(LlamaForCausalLM(TARGET.config), 1, 64, attention="flex", recent=64)
 
 
 def test_attention_that_the_device_lacks_is_refused() -> None:
@@ -404,23 +400,25 @@ def test_a_capture_leaves_its_inputs_as_they_were(played: None) -> None:
 # -- the compiled kernel, traced --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sliding", [None, 7])
-def test_flex_sees_what_the_window_sees(sliding: int | None) -> None:
+@pytest.mark.parametrize("sliding,recent", [(None, None), (7, None), (40, 32)])
+def test_flex_sees_what_the_window_sees(sliding: int | None, recent: int | None) -> None:
     """Its function, traced whole (no graph break) but run by plain torch, against the masked attention."""
     generator = torch.Generator().manual_seed(0)
     batch, heads, groups, tokens, extent, width = 2, 2, 3, 4, 64, 16
-    slab = Slab(1, batch, heads, extent, width, torch.float32)
+    ring = None if recent is None else Ring(2, recent, extent)
+    slab = Slab(1, batch, heads, extent, width, torch.float32, ring=ring)
     slab.ensure(extent)
     for layer in (slab.key[0], slab.value[0]):
         layer.copy_(torch.randn(layer.shape, generator=generator))
     query = torch.randn(batch, heads, groups * tokens, width, generator=generator)
-    positions = torch.tensor([[9], [50]]) + torch.arange(tokens)
+    positions = torch.tensor([[9], [50 if recent is None else 150]]) + torch.arange(tokens)
     window = Window(slab, positions, extent, static=True)
     mask = window.mask(sliding, groups, torch.float32)
     want = torch.nn.functional.scaled_dot_product_attention(query, *window.read(0), attn_mask=mask, scale=0.3)
     traced = torch.compile(_flex, backend="eager", dynamic=False, fullgraph=True)
     with torch.inference_mode():
-        got = traced(query, *window.read(0), positions, 0.3, sliding)
+        parts = None if ring is None else (ring.sinks, ring.recent, ring.turn)
+        got = traced(query, *window.read(0), positions, 0.3, sliding, parts)
     assert torch.allclose(got, want, atol=1e-5)
 
 
