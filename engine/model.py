@@ -57,6 +57,7 @@ class Runner:
     ) -> None:
         if compile and fixed is False:
             raise ValueError("compile is True and fixed is False: a compiled step has a fixed shape; leave fixed out")
+        ring = None if recent is None else Ring.for_capacity(sinks, recent, capacity)
         register()
         model.set_attn_implementation(NAME)
         self.config = model.config
@@ -83,7 +84,6 @@ class Runner:
         self.attention = check_kernel(attention or default_kernel(self.device), self.device)
         self.fixed = compile or self.device.type == "cuda" if fixed is None else fixed
         self._capacity = capacity
-        ring = None if recent is None else Ring.for_capacity(sinks, recent, capacity)
         slots = capacity if ring is None else ring.slots
         slots = bucket(slots) if self.fixed else slots
         ring = None if ring is None else replace(ring, slots=slots)
