@@ -60,7 +60,11 @@ class Drafter(Protocol):
     """Proposes tokens; keeps what state it needs row by row."""
 
     def start(self, row: int, ids: Tensor) -> None:
-        """A new request [T] takes the row."""
+        """The row reads a new request's prompt [T]."""
+        ...
+
+    def join(self, row: int) -> None:
+        """A request whose prompt the row has read starts now."""
         ...
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -118,6 +122,8 @@ class ModelDrafter:
 
     def start(self, row: int, ids: Tensor) -> None:
         self.runner.prefill(ids, row)
+
+    def join(self, row: int) -> None:
         self._joined[row] = self._skipped
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -238,6 +244,9 @@ class LookupDrafter:
 
     def start(self, row: int, ids: Tensor) -> None:
         """Nothing is kept: the text is all there is."""
+
+    def join(self, row: int) -> None:
+        """Nothing is kept."""
 
     def move(self, source: int, target: int, length: int) -> None:
         """Nothing is kept."""

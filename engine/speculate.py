@@ -160,6 +160,8 @@ class Decoder:
         if self.keep_hidden:
             answer.hidden.append(hidden)
         self._commit(answer, first.tolist())
+        if self.drafter is not None:
+            self.drafter.join(len(self.active))
         self.active.append(answer)
         self._changed = True
         return answer

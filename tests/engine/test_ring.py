@@ -43,11 +43,13 @@ def test_what_slots_hold() -> None:
 
 
 def wrong_reads(ring: Ring, steps: list[tuple[int, int]]) -> int:
-    """Plays steps (tokens taken back, tokens written) on a list of slots; counts keys that are seen and are not
-    there, and queries that do not see just what they should."""
-    there, start, wrong = torch.full((ring.slots,), -1), 0, 0
+    """Plays steps (how far before the newest position ever they start, tokens) on a list of slots.
+
+    Counts keys that are seen and are not there, and queries that do not see just what they should.
+    """
+    there, newest, wrong = torch.full((ring.slots,), -1), -1, 0
     for back, size in steps:
-        start = max(0, start - back)
+        start = max(0, newest - back)
         written = torch.arange(start, start + size)
         there[ring.slot(written)] = written
         held = ring.held(written[-1:], torch.arange(ring.slots))
@@ -56,27 +58,27 @@ def wrong_reads(ring: Ring, steps: list[tuple[int, int]]) -> int:
         for row, x in enumerate(written.tolist()):
             want = [p for p in range(x + 1) if p < ring.sinks or p > x - ring.recent]
             wrong += sorted(held[0, seen[row]].tolist()) != want  # each once
-        start += size
+        newest = max(newest, start + size - 1)
     return wrong
 
 
 @given(
     sinks=st.integers(0, 9),
     recent=st.integers(32, 50),
-    steps=st.lists(st.tuples(st.integers(0, SLACK), st.integers(1, SLACK + 1)), max_size=25),
+    steps=st.lists(st.tuples(st.integers(-1, SLACK), st.integers(1, SLACK + 1)), max_size=25),
 )
 @settings(max_examples=80, deadline=None)
 def test_no_visible_key_is_overwritten(sinks: int, recent: int, steps: list[tuple[int, int]]) -> None:
-    """Whatever up to 64 tokens back the next step starts, and in steps of up to 65 tokens."""
+    """Wherever the next step starts up to 64 before the newest position, and in steps of up to 65 tokens."""
     ring = Ring.for_capacity(sinks, recent, 10_000)
     assert ring.longest_step == SLACK + 1
     assert wrong_reads(ring, [(0, 40), *steps]) == 0
 
 
 def test_less_slack_is_too_little() -> None:
-    steps = [(0, 60), (0, 60), (0, SLACK + 1), (SLACK + 1, 1)]
+    steps = [(-1, 60), (-1, 60), (-1, SLACK), (SLACK, 1)]
     assert wrong_reads(Ring(4, RECENT, SLOTS), steps) == 0
-    assert wrong_reads(Ring(4, RECENT, SLOTS - 2), steps) > 0
+    assert wrong_reads(Ring(4, RECENT, SLOTS - 1), steps) > 0
 
 
 @pytest.mark.parametrize(
@@ -334,10 +336,12 @@ def test_catching_up_equals_having_read(recent: int | None, skipped: int) -> Non
             came = late if row in (1, 3) else 0
             if came == 0:
                 paused.start(row, torch.tensor(text[: max(1, len(text) - 1 - skipped)]))
+                paused.join(row)
         for done in range(skipped):
             if done == late:
                 for row in (1, 3):
                     paused.start(row, torch.tensor(texts[row][: max(1, len(texts[row]) - 1 - (skipped - late))]))
+                    paused.join(row)
             paused.skip()
         for row, text in enumerate(texts):
             fresh.start(row, torch.tensor(text))
