@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from distill.losses import divergence
+from distill.loss_reference import divergence
 from distill.module import DraftModule, TrainingDiverged, learning_rate
 from distill.schema import Distill
 from distill.shape import low_rank_factors

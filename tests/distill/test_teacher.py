@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from distill.losses import chunked_loss, divergence
+from distill.loss_reference import divergence
+from distill.losses import chunked_loss
 from distill.responses import FORMAT
 from distill.teacher import BatchPlan, ResponseDataset, TeacherError, Windows
 
