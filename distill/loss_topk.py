@@ -8,6 +8,7 @@ for k = V it is the loss itself. Its gradient pushes the rest as a whole and doe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,7 +30,11 @@ class TopK:
     log_p: Tensor
 
     def __getitem__(self, at: slice | Tensor) -> TopK:
-        return TopK(self.ids[at], self.log_p[at])
+        return self.map(lambda tensor: tensor[at])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TopK:
+        """The same change to both."""
+        return TopK(function(self.ids), function(self.log_p))
 
 
 @torch.no_grad()
