@@ -19,7 +19,7 @@ Convention for the temperature: every value is multiplied by T to the power of t
 first three are quadratic in q - p, whose gradient shrinks as 1/T^2; the next are linear in it.
 
 The gradient of `tv_pp` is the policy gradient - E_q[A grad log q] with the normalised reward A = (r - mean_q r) /
-std_q r; tv's own is the same with r alone. It keeps positions alive where tv is flat (little of q lies where p is larger). The
+std_q r; tv's own is the same with r alone. It keeps positions alive where tv is flat (little of q has p above it). The
 reward is normalised over the draft's own distribution at each position (std at least 0.01); the paper does so over a
 batch, which would need a second pass. `kl_tv` takes alpha of each position: as it grows, the KL hands over to what
 acceptance is. The gradient of w is no part of its gradient.

@@ -167,7 +167,7 @@ class DraftModule(pl.LightningModule):
                 reference_ms += 1e3 * (time.perf_counter() - started)
             loss, trained = self._loss(states, weight, target, teacher, labels, rows, num_trained, batch.place)
             # Not manual_backward: in a run of several processes it would exchange gradients at every micro-batch.
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             stats = stats or trained
             sums += torch.stack([loss.detach(), stats.alpha_sum, stats.match_sum])
         self._return_gradient(rows, weight)

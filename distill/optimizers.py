@@ -40,7 +40,7 @@ class MuonAdamW(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         self._share()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of both."""
         loss = None if closure is None else closure()
         self._muon.step()

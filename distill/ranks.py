@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, distributed, nn
-
-# How rank 0 tells the processes that Lightning starts from it which run they belong to.
-RUN_FOLDER, RUN_ATTEMPT = "SPECDRAFT_RUN_FOLDER", "SPECDRAFT_RUN_ATTEMPT"
-
-
-def rank() -> int:
-    """This process among those of the run; known before they have met, from what their starter set."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if RUN_FOLDER in os.environ else 0
 
 
 def place() -> int:

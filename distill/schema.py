@@ -355,8 +355,8 @@ class Recipe(Stage):
         if self.distill.teacher == "topk" and self.draft.head.kind == "shortlist":
             yield (
                 "distill.teacher",
-                "= 'topk' knows no row outside its k, but draft.head.kind: shortlist trains on drawn rows; use teacher: "
-                "hidden, or a full or low_rank head",
+                "= 'topk' knows no row outside its k, but draft.head.kind: shortlist trains on drawn rows; use "
+                "teacher: hidden, or a full or low_rank head",
             )
         if set(sources(self.traffic.heldout)) == {"bundled"}:
             for domain in self.eval.domains:

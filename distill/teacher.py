@@ -82,8 +82,9 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        tensors = (self.input_ids, self.positions, self.labels, self.hidden_target)
-        return Batch(*map(move, tensors), self.rows, None if self.topk is None else self.topk.map(move))
+        topk = None if self.topk is None else self.topk.map(move)
+        states = move(self.hidden_target)
+        return Batch(move(self.input_ids), move(self.positions), move(self.labels), states, self.rows, topk)
 
 
 class ResponseDataset(Dataset[Example]):
@@ -107,9 +108,7 @@ class ResponseDataset(Dataset[Example]):
         TeacherError: When no row is left, or `max_length` is too small.
     """
 
-    def __init__(
-        self, folder: Path, max_length: int, domains: Sequence[str] | None = None, topk: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, max_length: int, domains: Sequence[str] | None = None, topk: bool = False) -> None:
         if max_length < 2:
             raise TeacherError(f"max_length {max_length}: must be >= 2, a prompt token and an answer token")
         self.folder = Path(folder)

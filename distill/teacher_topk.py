@@ -1,4 +1,4 @@
-"""The target's likeliest tokens beside its cached hidden states: a shard file topk-NNNNN.safetensors for each of theirs."""
+"""The target's likeliest tokens beside its cached states: a file topk-NNNNN.safetensors for each shard of them."""
 
 from __future__ import annotations
 
