@@ -20,7 +20,7 @@ from distill import attention, ranks
 from distill.loss_topk import TopK
 from distill.loss_weights import num_selected, select
 from distill.losses import LossStats, check_losses, chunked_loss
-from distill.optimizers import make_optimizer
+from distill.optimizers import learning_rate, make_optimizer
 from distill.rows import HeadRows, draw_rows
 from distill.schema import Distill
 from distill.teacher import Batch
@@ -33,26 +33,6 @@ T = TypeVar("T")
 
 class TrainingDiverged(ValueError):
     """A loss or gradient that is not finite."""
-
-
-def learning_rate(step: int, stage: Distill) -> float:
-    """Linear warm-up, then a cosine from `lr` down to `lr * min_lr_frac` at `max_steps`.
-
-    A function of the step alone: a resumed run needs no scheduler state, and one that is resumed with more steps goes
-    on along the longer cosine.
-
-    Args:
-        step: optimizer steps taken so far.
-        stage: schedule of the recipe.
-
-    Returns:
-        The rate of the next step.
-    """
-    if step < stage.warmup_steps:
-        return stage.lr * (step + 1) / stage.warmup_steps
-    progress = (step - stage.warmup_steps) / max(1, stage.max_steps - stage.warmup_steps)
-    low = stage.lr * stage.min_lr_frac
-    return low + (stage.lr - low) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
 
 
 class DraftModule(pl.LightningModule):

@@ -1,7 +1,8 @@
-"""The optimizers of a draft: AdamW, or Muon for its matrices with AdamW for the rest."""
+"""The optimizers of a draft and their schedule: AdamW, or Muon for its matrices with AdamW for the rest."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,6 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from distill.schema import Distill
+
+
+def learning_rate(step: int, stage: Distill) -> float:
+    """Linear warm-up, then a cosine from `lr` down to `lr * min_lr_frac` at `max_steps`.
+
+    A function of the step alone: a resumed run needs no scheduler state, and one that is resumed with more steps goes
+    on along the longer cosine.
+
+    Args:
+        step: optimizer steps taken so far.
+        stage: schedule of the recipe.
+
+    Returns:
+        The rate of the next step.
+    """
+    if step < stage.warmup_steps:
+        return stage.lr * (step + 1) / stage.warmup_steps
+    progress = (step - stage.warmup_steps) / max(1, stage.max_steps - stage.warmup_steps)
+    low = stage.lr * stage.min_lr_frac
+    return low + (stage.lr - low) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
 
 
 class MuonAdamW(torch.optim.Optimizer):

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from distill.loss_reference import divergence
-from distill.module import DraftModule, TrainingDiverged, learning_rate
+from distill.module import DraftModule, TrainingDiverged
+from distill.optimizers import learning_rate
 from distill.schema import Distill
 from distill.shape import low_rank_factors
 from distill.teacher import Batch, ResponseDataset

@@ -24,9 +24,8 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp", *ODD]
 
 
 def start(world: Path, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "distill.train", *arguments]
-    if "--resume" not in arguments:
-        command += [str(world / "recipe.yaml"), f"output_dir={folder}/runs"]
+    fresh = [] if "--resume" in arguments else [str(world / "recipe.yaml"), f"output_dir={folder}/runs"]
+    command = [sys.executable, "-m", "distill.train", *fresh, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
