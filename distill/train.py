@@ -191,7 +191,7 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
         write_answers(recipe, run, target, model, eos)
         if stage.teacher == "topk":
             write_topk(run.responses, model.get_output_embeddings().weight, stage.teacher_topk, softcap)
-    dataset = ResponseDataset(run.responses, stage.max_length, topk=stage.teacher == "topk")
+    dataset = ResponseDataset(run.responses, stage.max_length)
     held_out = ResponseDataset(run.validation, stage.max_length)
 
     shortlist = None
@@ -212,6 +212,8 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     manifest = read_manifest(run.responses)
     _announce(recipe, dataset, manifest["asked"])
     resume_from = run.newest_whole() if run.attempt else None
+    if stage.teacher == "topk":  # only now: what made the draft wanted the states
+        dataset = ResponseDataset(run.responses, stage.max_length, topk=True)
     best = fit(recipe, run, module, dataset, validation, stop, tracker, resume_from)
     if not first:
         return run.draft
