@@ -94,6 +94,9 @@ class DraftModule(pl.LightningModule):
         self.taken: dict[str, float] = {}
         # In a dictionary: a submodule would be trained, saved and moved.
         self._frozen = {name: model for name, model in (("live", live), ("reference", reference)) if model is not None}
+        rows = self._frozen["reference"].get_output_embeddings().weight.shape[0] if reference is not None else math.inf
+        if rows < self.num_rows:
+            raise ValueError(f"the reference's head has {rows} rows; the losses need {self.num_rows}")
         for model in self._frozen.values():
             capped = getattr(model.config, "attn_logit_softcapping", None) is not None
             model.eval().set_attn_implementation("eager" if capped else attention.NAME)

@@ -161,10 +161,10 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     import lightning.pytorch as pl
     import torch
 
-    from distill.checkpoint import write_draft
+    from distill.checkpoint import read_draft, verify_draft, write_draft
     from distill.curves import draw_curves
     from distill.fit import fit
-    from distill.models import load_model
+    from distill.models import load_model, load_tokenizer
     from distill.module import DraftModule
     from distill.responses import read_manifest
     from distill.shape import check_draft, describe, find_target, make_draft
@@ -184,6 +184,10 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
 
     target = find_target(recipe)
     sizes = check_draft(recipe, target)
+    if stage.reference is not None:
+        read_draft(Path(stage.reference))  # before its tokenizer is looked for
+        spoken = load_tokenizer(stage.reference)
+        verify_draft(Path(stage.reference), spoken, target.tokenizer, target.config.vocab_size)
     model = load_model(target.folder, recipe.target.dtype, device, recipe.target.trust_remote_code)
     eos = eos_ids(target.config, model.generation_config, target.tokenizer)
     softcap = getattr(target.config, "final_logit_softcapping", None)

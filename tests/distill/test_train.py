@@ -243,6 +243,7 @@ def test_check_validates_without_torch() -> None:
         (["trainer.num_nodes=2"], "trainer.num_nodes"),
         (["trainer.devices=2", "trainer.strategy=fsdp"], "trainer.strategy = 'fsdp'"),
         (["distill.teacher=topk"], "distill.teacher"),
+        (["distill.reference=/nowhere/at/all"], "/nowhere/at/all: no config.json"),
         (["distill.learing_rate=1.0"], "learing_rate"),
         (["target.model=/nowhere/at/all"], "/nowhere/at/all"),
     ],
