@@ -106,9 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--loss", action="append", required=True)
-    parser.add_argument(
-        "--minutes", type=float, required=True, help="of training for each, validation left out"
-    )
+    parser.add_argument("--minutes", type=float, required=True, help="of training for each, validation left out")
     parser.add_argument("--seed", type=int, action="append", help="once for each seed; default 0")
     parser.add_argument("--out", type=Path, help="JSON file")
     args = parser.parse_intermixed_args(argv)
