@@ -1,9 +1,11 @@
 """Losses against the target's k likeliest tokens and the mass of all others, which is one category for both models.
 
-With c the k tokens and the rest (P and Q its masses), every loss of `distill.losses` is taken over k + 1 categories. By
-the data processing inequality it is at most the loss over all rows, and it falls short of it by
+All losses of `distill.losses` are taken over k + 1 categories. With P and Q the two masses of the rest, the divergences
+among them (the KLs, jsd, tv, neg_log_alpha) are at most those over all rows, by the data processing inequality, and
+alpha is at least the whole one. What is missing is
     forward KL: P * KL(p given rest || q given rest);    TV: at most min(P, Q);
-for k = V it is the loss itself. Its gradient pushes the rest as a whole and does not order the tokens in it.
+for k = V nothing is. cross_entropy is exact for every k. The gradient pushes the rest as a whole and does not order the
+tokens in it.
 """
 
 from __future__ import annotations
