@@ -37,7 +37,7 @@ def explain(error: ValidationError, schema: dict[str, Any], data: dict[str, Any]
             message = f"is no key here; {_nearest(key, schema)}"
         elif cause is not None:
             message = str(cause)
-        elif detail["type"] == "missing":
+        elif detail["type"] == "missing" and isinstance(detail["loc"][-1], str):  # a number: a list that is too short
             message = "is missing"
         else:
             # A field of several types fails once for each type: the same line, kept once.
