@@ -37,10 +37,12 @@ PLAUSIBLE_ALPHA = (0.5, 0.7)
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, measures, prints the plan."""
     parser = argparse.ArgumentParser(prog="python -m eval.plan", description=__doc__.split("\n")[0])
-    parser.add_argument("recipe", help="a recipe, such as recipes/code.yaml")
+    parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
     parser.add_argument("--check", action="store_true", help="check the recipe, measure nothing")
     args = parser.parse_intermixed_args(argv)
+    if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
+        parser.error("a recipe is needed, for example recipes/code.yaml")
     logging.basicConfig(
         level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )
