@@ -54,7 +54,13 @@ def line(key: Key, places: dict[Key, str], message: str) -> str:
     around = (places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places)
     inside = (place for other, place in places.items() if other[: len(key)] == key)
     place = next(around, next(inside, None))
-    return f"{place}: {dotted(key)} {message}" if place else f"{dotted(key)} {message}"
+    text = f"{brief(dotted(key), 100)} {brief(message, 600)}"
+    return f"{brief(place, 160)}: {text}" if place else text
+
+
+def brief(text: str, limit: int) -> str:
+    """A long text without its middle: a value of a thousand items must not bury what is said about it."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
 
 
 def dotted(key: Key) -> str:

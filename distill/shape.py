@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.models import SizeCount, load_model, load_tokenizer, model_hash, param_counts, resolve
+from distill.models import SizeCount, load_config, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.prune import layer_plan, measure_importance, prune, pruned_config
 from distill.recipe import Recipe
 from distill.runs import Run
@@ -67,7 +67,7 @@ def find_target(recipe: Recipe) -> Target:
     """Finds the target (fetching it once if need be) and reads everything but its weights."""
     stage = recipe.target
     folder = resolve(stage.model, stage.revision)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=stage.trust_remote_code)
+    config = load_config(folder, trust_remote_code=stage.trust_remote_code)
     return Target(folder, model_hash(folder), config, load_tokenizer(folder), param_counts(config))
 
 
@@ -90,7 +90,7 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
     if stage.kind == "pretrained":
         assert stage.model is not None
         folder = resolve(stage.model)
-        config = AutoConfig.from_pretrained(folder)
+        config = load_config(folder)
         check_shared(target.tokenizer, load_tokenizer(folder), target.config.vocab_size, config.vocab_size)
     else:
         layers = layer_plan(target.config.num_hidden_layers, stage.layers, stage.num_layers)

@@ -282,7 +282,7 @@ def _stay_offline(recipe: Recipe) -> None:
     bundled = TargetStage.model_fields["model"].default
     models = [name for name in (recipe.target.model, recipe.draft.model) if name is not None]
     traffic = [*sources(recipe.traffic.train), *sources(recipe.traffic.heldout)]
-    local = all(name == bundled or Path(name).expanduser().exists() for name in models)
+    local = all(name == bundled or os.path.exists(os.path.expanduser(name)) for name in models)
     if local and all(name == "bundled" or paths(name) for name in traffic):
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 

@@ -131,15 +131,13 @@ def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None]]:
         recipe: its draft stage; a pretrained draft has its own config and no neighbours.
         config: the target's.
     """
-    from transformers import AutoConfig
-
-    from distill.models import resolve
+    from distill.models import load_config
     from distill.prune import layer_plan, pruned_config
 
     stage, rows = recipe.draft, recipe.draft.head.size
     if stage.kind == "pretrained":
         assert stage.model is not None
-        return [("recipe", AutoConfig.from_pretrained(resolve(stage.model)), rows)]
+        return [("recipe", load_config(stage.model), rows)]
     layers = layer_plan(config.num_hidden_layers, stage.layers, stage.num_layers)
     widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
     found = [("recipe", pruned_config(config, layers, *widths), rows)]

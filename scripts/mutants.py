@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ACCEPT = ("tests/engine/test_accept.py", "tests/engine/test_speculate.py")
+ACCEPT = ("tests/engine/test_accept.py",)
+JOINT = ("tests/engine/test_speculate.py::test_samples_follow_the_target_joint_distribution",)
 TREE = ("tests/engine/test_accept_tree.py", "tests/engine/test_tree_cycle.py")
-MASK = ("tests/engine/test_attention.py", "tests/engine/test_speculate.py")
+MASK = ("tests/engine/test_attention.py",)
 LOSS = ("tests/distill/test_losses.py", "tests/distill/test_module.py")
-PHASE = ("tests/engine/test_bench.py", "tests/eval")
-VERDICT = ("tests/eval",)
+PHASE = ("tests/eval/test_stats.py", "tests/eval/test_records.py")
+CLOCK = ("tests/engine/test_bench.py", "tests/eval/test_measure.py")
+VERDICT = ("tests/eval/test_verdict.py",)
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,9 @@ MUTANTS = (
            "both = gain + 1 - kept", "both = gain + 1", ACCEPT),
     Mutant("accept and final share their noise", "engine/speculate.py",
            "u_final = noise.uniform(self.seed, keys[:, None], ahead, noise.FINAL)",
-           "u_final = noise.uniform(self.seed, keys[:, None], ahead, noise.ACCEPT)", ACCEPT),
+           "u_final = noise.uniform(self.seed, keys[:, None], ahead, noise.ACCEPT)", JOINT),
     Mutant("top-p drops the token that crosses p", "engine/warp.py",
-           "before >= top_p", "before + ordered > top_p", ("tests/engine/test_warp.py", *ACCEPT)),
+           "before >= top_p", "before + ordered > top_p", ("tests/engine/test_warp.py",)),
     Mutant("tree: later siblings see the first p", "engine/accept_tree.py",
            "left = torch.where(lost, residual(left, this), left)", "left = left + 0 * this", TREE),
     Mutant("tree: siblings drawn with replacement", "engine/accept_tree.py",
@@ -132,11 +134,11 @@ MUTANTS = (
            '"forward_kl": 2', '"forward_kl": 1', LOSS),
     # -- the sums of phases --
     Mutant("a phase keeps its last span only", "engine/clock.py",
-           "self._sum[name] = self._sum.get(name, 0.0) + (", "self._sum[name] = 0.0 + (", PHASE),
+           "self._sum[name] = self._sum.get(name, 0.0) + (", "self._sum[name] = 0.0 + (", CLOCK),
     Mutant("phases are not reset", "engine/clock.py",
-           "totals, self._sum = self._sum, {}", "totals = self._sum", PHASE),
+           "totals, self._sum = self._sum, {}", "totals = self._sum", CLOCK),
     Mutant("host time holds the phases", "eval/measure.py",
-           "max(0.0, cycles_ms - sum(phases.values()))", "max(0.0, cycles_ms)", PHASE),
+           "max(0.0, cycles_ms - sum(phases.values()))", "max(0.0, cycles_ms)", CLOCK),
     Mutant("shares of a row, not of time", "eval/stats.py",
            "for r in kept) / wall for name in PHASES}", "for r in kept) / len(kept) for name in PHASES}", PHASE),
     Mutant("no closure error", "eval/stats.py",

@@ -15,6 +15,7 @@ from eval.report import FORMAT
 START, END = "<!-- report -->", "<!-- /report -->"
 # What the text is made of, and the type of each in JSON.
 PARTS = {"counts": dict, "errors": list, "cells": list, "choice": dict, "verdict": dict, "provenance": dict}
+PARTS |= {"settings": dict, "drafts": list, "device": str | list | dict, "target": str | dict}
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -42,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("readme", type=Path, nargs="?", default=Path("README.md"))
     args = parser.parse_args(argv)
     try:
-        body = render_markdown(read_report(args.report)).split("\n## Words", 1)[0]
+        report = read_report(args.report)
+        try:
+            body = render_markdown(report).split("\n## Words", 1)[0]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{args.report}: no whole report ({error!r}); make it again") from error
         text = args.readme.read_text(encoding="utf-8")
         if not 0 <= text.find(START) < text.find(END):
             raise ValueError(f"{args.readme}: the markers {START} and {END} are not both there, in this order")
