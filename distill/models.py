@@ -252,15 +252,18 @@ def _check_folder(folder: Path) -> None:
 def _check_type(config: Path, name: str) -> None:
     try:
         settings = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelUnavailable(f"{config}: not valid JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ModelUnavailable(f"{config}: holds a {type(settings).__name__}; a config is a mapping of keys to values")
     if settings.get("model_type") not in SUPPORTED:
         raise UnsupportedModel(
             f"{name}: model type {settings.get('model_type')!r} is not supported; supported are {', '.join(SUPPORTED)}"
         )
-    if settings.get("quantization_config"):
+    if quantised := settings.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise UnsupportedModel(
-            f"{name}: its weights are quantised ({settings['quantization_config'].get('quant_method')}); "
+            f"{name}: its weights are quantised ({method}); "
             "pruning and distillation need the plain bfloat16 or float16 checkpoint"
         )
 
@@ -272,7 +275,7 @@ def _reading(folder: str, what: str) -> Iterator[None]:
         yield
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # noqa: BLE001 - each library has its own; tokenizers raises bare Exception
+    except Exception as error:  # each library has its own; tokenizers raises bare Exception
         reason = " ".join(str(error).split())[:300]
         raise ModelUnavailable(
             f"{folder}: its {what} cannot be read: {type(error).__name__}: {reason}; fetch or save the checkpoint again"

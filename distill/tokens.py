@@ -12,6 +12,9 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 log = logging.getLogger(__name__)
 
+# A template is a program from outside, run in transformers' sandbox: beside its own errors it may raise any of these.
+TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 Messages = Sequence[dict[str, str]]
 
 
@@ -137,7 +140,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 def _render(tokenizer: PreTrainedTokenizerBase, turns: Messages, generation: bool) -> str:
     try:
         return str(tokenizer.apply_chat_template(list(turns), add_generation_prompt=generation, tokenize=False))
-    except TemplateError as error:
+    except TEMPLATE_ERRORS as error:
         roles = [turn["role"] for turn in turns]
         raise ValueError(f"the chat template refuses messages with the roles {roles}: {error}") from error
 

@@ -14,8 +14,10 @@ from eval.report import FORMAT
 
 START, END = "<!-- report -->", "<!-- /report -->"
 # What the text is made of, and the type of each in JSON.
-PARTS = {"counts": dict, "errors": list, "cells": list, "choice": dict, "verdict": dict, "provenance": dict}
-PARTS |= {"settings": dict, "drafts": list, "device": str | list | dict, "target": str | dict}
+PARTS: dict[str, Any] = {
+    "counts": dict, "errors": list, "cells": list, "choice": dict, "verdict": dict, "provenance": dict,
+    "settings": dict, "drafts": list, "device": str | list | dict, "target": str | dict,
+}  # fmt: skip
 
 
 def read_report(path: Path) -> dict[str, Any]:
