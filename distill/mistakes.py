@@ -32,7 +32,7 @@ def explain(error: ValidationError, schema: dict[str, Any], data: dict[str, Any]
                 key = (*detail["loc"], *name.split("."))
                 lines[key, message] = line(key, places, message)
             continue
-        key, value = _locate(detail["loc"], data)
+        key, value = _locate(detail["loc"], data, detail["type"] in ("extra_forbidden", "missing"))
         if detail["type"] == "extra_forbidden" or detail["loc"][-1] == "[key]":
             message = f"is no key here; {_nearest(key, schema)}"
         elif cause is not None:
@@ -68,8 +68,11 @@ def dotted(key: Key) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).lstrip(".")
 
 
-def _locate(loc: Key, data: Any) -> tuple[Key, Any]:
-    """Cuts pydantic's location (which also names union branches) to a key of the data, and finds its value."""
+def _locate(loc: Key, data: Any, absent: bool) -> tuple[Key, Any]:
+    """Cuts pydantic's location (which also names union branches) to a key of the data, and finds its value.
+
+    Only of an unknown or a missing key (`absent`) the last part is no branch although the data does not hold it.
+    """
     key: list[str | int] = []
     value = data
     for part in loc:
@@ -77,7 +80,7 @@ def _locate(loc: Key, data: Any) -> tuple[Key, Any]:
         if inside or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
             key.append(part)
             value = value[part]
-        elif isinstance(value, dict) and not isinstance(part, int) and part != "[key]":
+        elif absent and isinstance(value, dict) and not isinstance(part, int):
             key.append(part)
             return tuple(key), None
     return tuple(key), value

@@ -130,6 +130,8 @@ def _read(text: str, source: str, places: dict[Key, str], problems: list[str]) -
         problems.append(f"{where}: not valid YAML: {error.problem}")
     except ReaderError as error:
         problems.append(f"{source}: not valid YAML: character {error.character!r} at offset {error.position}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a tag or a date with a value it cannot hold
+        problems.append(f"{source}: not valid YAML: {error}")
     except RecursionError:
         problems.append(f"{source}: nested too deeply, or an alias holds itself; a recipe has two levels of keys")
     return None

@@ -143,8 +143,11 @@ class Run:
     def append(self, row: Mapping[str, Any]) -> None:
         """Adds a row to train.jsonl. Rows are never taken back: a repeated step has a higher `attempt`."""
         line = json.dumps({"attempt": self.attempt, **row})
-        with (self.folder / "train.jsonl").open("a") as file:
-            file.write(line + "\n")
+        with (self.folder / "train.jsonl").open("ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            # A killed run may have left half a line, which must not swallow the next one.
+            file.write((b"" if file.read(1) in (b"", b"\n") else b"\n") + line.encode() + b"\n")
 
     def save_last(self, save: Callable[[Path], None]) -> None:
         """Saves the newest checkpoint; the former newest becomes `previous` only once the new one is whole.
@@ -225,7 +228,10 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
     path = folder / "recipe.json"
     if not path.is_file():
         raise RunError(f"--resume {folder}: no recipe.json: not a run folder (runs/<recipe>/<run id>)")
-    former, wanted = _flat(json.loads(path.read_text())), _flat(json.loads(dump(recipe)))
+    try:
+        former, wanted = _flat(json.loads(path.read_text(encoding="utf-8"))), _flat(json.loads(dump(recipe)))
+    except ValueError as error:
+        raise RunError(f"{path}: not JSON, so the run cannot go on: {error}; start a new one") from error
     changed = sorted(key for key in former.keys() | wanted.keys() if former.get(key) != wanted.get(key))
     refused = [key for key in changed if not any(key == free or key.startswith(free + ".") for free in RESUMABLE)]
     if refused:

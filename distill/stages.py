@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from distill.recipe import Recipe
 from distill.responses import ResponseRow, write_responses
-from distill.runs import Run
+from distill.runs import Run, RunError
 from distill.shape import Target
 from distill.teacher import ResponseDataset
 from distill.traffic import Prompt, load_prompts
@@ -155,8 +155,11 @@ def find_costs(
         staging = run.plan.with_suffix(".tmp")
         staging.write_text(json.dumps(plan, indent=2))
         os.replace(staging, run.plan)
-    plan = json.loads(run.plan.read_text())
-    costs = Costs.from_json(plan["costs"][0])
+    try:
+        plan = json.loads(run.plan.read_text(encoding="utf-8"))
+        costs = Costs.from_json(plan["costs"][0])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunError(f"{run.plan} is damaged ({error!r}); delete it, and the costs are measured again") from error
     log.info(
         "costs at context %d: T %.2f ms, V(%d) %.2f ms, draft %.2f + k * %.2f ms, sampling %.2f ms, host %.2f ms",
         *(costs.context, costs.T_ms, max(costs.V_ms), costs.V_ms[max(costs.V_ms)]),

@@ -75,13 +75,16 @@ def eos_ids(
         tokenizer.eos_token_id,
         _end_of_turn(tokenizer),
     ):
-        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+        ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        if wrong := [index for index in ids if type(index) is not int or index < 0]:
+            raise ValueError(f"eos_token_id holds {wrong[0]!r} in config.json or generation_config.json; ids are >= 0")
+        found.update(ids)
     if not found:
         raise ValueError(
             "neither the model's config, its generation config nor the tokenizer names an end-of-sequence id; "
             "set eos_token_id in the checkpoint's generation_config.json"
         )
-    return tuple(sorted(int(value) for value in found))
+    return tuple(sorted(found))
 
 
 def check_shared(

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Split = Literal["train", "heldout"]
 ROLES = ("system", "user", "assistant")
 FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+HALVES = re.compile("[\ud800-\udfff]")  # JSON can write half of a surrogate pair, and Unicode has no such text
 MIN_FENCE = 80  # characters; a shorter code block may well stand in two unrelated prompts
 
 
@@ -121,6 +122,10 @@ def _prompt(row: Row, traffic: Traffic) -> Prompt:
         raise TrafficError(f"{row.place}, column {column!r}: there is no user's turn to answer at the end")
     if not turns[-1]["content"].strip():
         raise TrafficError(f"{row.place}, column {column!r}: the prompt is empty")
+    if any(half := HALVES.search(turn["content"]) for turn in turns):
+        raise TrafficError(
+            f"{row.place}, column {column!r}: holds half a character, {half[0]!a}; no tokenizer reads it"
+        )
     return Prompt(
         id=str(row.values.get("id") or row.name),
         domain=_text(row, "domain") or traffic.domain,

@@ -119,6 +119,11 @@ def test_a_cut_shard_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-30])
     with pytest.raises(ResponsesError, match=r"rows-00001\.jsonl:5 is no response row"):
         load_rows(tmp_path)
+    write(tmp_path / "again")
+    other = tmp_path / "again" / "rows-00001.jsonl"
+    other.write_text(other.read_text().replace('"prompt_ids": [', '"prompt_ids": [9', 1))
+    with pytest.raises(ResponsesError, match=r"rows-00001\.jsonl is cut or was changed"):
+        load_rows(tmp_path / "again")
     path.unlink()
     with pytest.raises(ResponsesError, match=r"rows-00001\.jsonl is missing"):
         load_rows(tmp_path)

@@ -37,6 +37,7 @@ from eval.report import build_report, write_report
 from scripts.readme_report import END, START
 from scripts.readme_report import main as readme
 from tests.conftest import make_target, make_tokenizer
+from tests.distill.test_train import newest, write_world
 from tests.eval.rows import make_plan, make_run
 from tests.eval.test_report import PROVENANCE, settings
 
@@ -63,6 +64,8 @@ class Tally:
             self.outcomes["taken"] += 1
         except allowed as error:
             self.outcomes["refused"] += 1
+            if time.perf_counter() - started > SLOW_S:
+                self.faults["slow to refuse"] = repr(about)[:500]
             if not str(error).strip() or len(str(error)) > 4000:
                 self.faults[f"message of {len(str(error))} characters"] = repr(about)[:500]
         except Exception as error:  # noqa: BLE001 - every other exception is what we look for
@@ -70,8 +73,6 @@ class Tally:
             ours = next((f for f in reversed(frames) if f.filename.startswith(str(ROOT))), frames[-1])
             where = " from ".join(f"{Path(f.filename).name}:{f.lineno}" for f in (frames[-1], ours))
             self.faults.setdefault(f"{type(error).__name__} at {where}", f"{about!r:.500}: {error!s:.300}")
-        if time.perf_counter() - started > SLOW_S:
-            self.faults["slow"] = repr(about)[:500]
 
     def close(self) -> None:
         """Says how many were tried and fails on any fault."""
@@ -116,7 +117,8 @@ TRAPS = (
     "yes", "no", "on", "~", ".nan", "-.inf", "0x10", "0o7", "1_000", "12:30:00", "2024-01-01", "1e400", "!!set {a}",
     "!!binary aGk=", "!!python/object/apply:os.system [echo]", "!!float x", "&a [*a]", "*nothing", "<<: {a: 1}", "? a",
     "- 1", "{a: 1, a: 2}", "[1", "'", '"', "|", ">", "@x", "`x`", "%x", "# x", "\t", "key: value: more", "!x y",
-    "!!int '3'", "---\nname: b", "...", "\ufeff", "\x00", "\x07", "\x85", "\ud7ff", "{" * 300, "[" * 3000, "9" * 5000,
+    "!!int '3'", "!!int x", "!!bool x", "2024-13-45",
+    "---\nname: b", "...", "\ufeff", "\x00", "\x07", "\x85", "\ud7ff", "{" * 300, "[" * 3000, "9" * 5000,
 )  # fmt: skip
 
 
@@ -162,7 +164,7 @@ def test_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             said = capsys.readouterr().err
             assert code in (0, 2), code
             if code:
-                assert said.startswith("error: ") and "Traceback" not in said, said
+                assert said.startswith("error: ") and "recipe 1.yaml" in said and "Traceback" not in said, said
                 raise ValueError(said)
     assert [p.name for p in folder.iterdir()] == ["recipe 1.yaml"], "a refused recipe left something behind"
     tally.close()
@@ -376,6 +378,42 @@ def test_checkpoints(checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: 
                 if "edited" not in about and "damaged" not in about and "dtype" not in about:
                     for name, value in model.state_dict().items():
                         assert value.equal(whole[name]), f"{name} was made up: {about}"
+        shutil.rmtree(folder)
+    tally.close()
+
+
+def test_run_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """T44, T46: a run whose files were damaged goes on, or says which file is broken; no draft appears then."""
+    rng, tally = random.Random(SEED + 5), Tally("run folders")
+    world = write_world(tmp_path)
+    recipe = [str(world / "recipe.yaml"), "track.mode=disabled"]
+    assert main(recipe) == 0
+    run = newest(world)
+    shutil.rmtree(run / "draft")
+    capsys.readouterr()
+    for i in times(6):
+        folder = run.parent / f"broken {i}"
+        shutil.copytree(run, folder, symlinks=True)
+        path = rng.choice(sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".log", ".svg")))
+        about = f"{path.relative_to(folder)} damaged"
+        if path.suffix == ".json" and rng.random() < 0.6:
+            about = f"{path.relative_to(folder)}: {edit_json(path, rng)} edited"
+        elif path.suffix == ".safetensors" and rng.random() < 0.5:
+            about = f"{path.relative_to(folder)}: {break_header(path, rng)}"
+        elif rng.random() < 0.2:
+            path.unlink()
+            about = f"{path.relative_to(folder)} is gone"
+        else:
+            path.write_bytes(damage(path.read_bytes(), rng))
+        with tally.case(about):
+            code = main(["--resume", str(folder)])
+            said = capsys.readouterr().err
+            assert code in (0, 2), (code, said[-300:])
+            assert (folder / "draft" / "draft.json").exists() == (code == 0)
+            if code:
+                message = said[said.rindex("error: ") :]
+                assert any(part in message for part in (folder.name, "recipe")), message
+                raise ValueError(message)
         shutil.rmtree(folder)
     tally.close()
 

@@ -34,6 +34,9 @@ def refused(folder: Path, *overrides: str) -> str:
         ("draft.rope_scaling={type: linear}", "draft.rope_scaling is no key here"),  # T14
         ("distill.packing=true", "distill.packing is no key here"),  # T21
         ("distill.betas=[0.9]", "distill.betas = [0.9]: allowed is a list of 2"),
+        ("traffic.train={a: 1}", 'traffic.train = {"a": 1}: allowed is a non-empty text or a non-empty list'),
+        ("draft.layers={a: 1}", 'draft.layers = {"a": 1}: allowed is a non-empty list'),
+        ("traffic.system=!!float x", "not valid YAML"),
         ("distill.betas=[]", "distill.betas = []: allowed is a list of 2"),
     ],
 )
