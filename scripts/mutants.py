@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ACCEPT = ("tests/engine/test_accept.py",)
+ACCEPT = ("tests/engine/test_accept.py", "tests/trials/test_decoding.py")
 JOINT = ("tests/engine/test_speculate.py::test_samples_follow_the_target_joint_distribution",)
 TREE = ("tests/engine/test_accept_tree.py", "tests/engine/test_tree_cycle.py")
 MASK = ("tests/engine/test_attention.py",)
 LOSS = ("tests/distill/test_losses.py", "tests/distill/test_module.py")
 PHASE = ("tests/eval/test_stats.py", "tests/eval/test_records.py")
-CLOCK = ("tests/engine/test_bench.py", "tests/eval/test_measure.py")
-VERDICT = ("tests/eval/test_verdict.py",)
+CLOCK = ("tests/trials/test_phases.py", "tests/engine/test_bench.py", "tests/eval/test_measure.py")
+VERDICT = ("tests/trials/test_thresholds.py", "tests/eval/test_verdict.py")
 
 
 @dataclass(frozen=True)
