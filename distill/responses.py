@@ -294,7 +294,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = manifest.get("format") if isinstance(manifest, dict) else manifest
         raise ResponsesError(f"{path} has format {found!r}; this version reads {FORMAT}")
     settings, shards = manifest.get("settings"), manifest.get("shards")
-    numbers = [shard.get(key) for shard in shards for key in SHARD] if _all_dicts(shards) else [None]
+    numbers = [shard.get(key) for shard in shards or () for key in SHARD] if _all_dicts(shards) else [None]
     if not isinstance(settings, dict) or any(type(number) is not int for number in numbers):
         raise ResponsesError(f"{path} is damaged; delete {folder} and generate the answers again")
     return manifest
