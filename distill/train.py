@@ -172,12 +172,13 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
         shares = ", ".join(f"{name} {100 * share:.2f}%" for name, share in coverage(held_out.rows, shortlist).items())
         rows = target.config.vocab_size
         log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
-    draft, factors = make_draft(recipe, target, model, dataset)
-    served = find_costs(recipe, run, model, draft, shortlist, held_out)
+    made = make_draft(recipe, target, model, dataset)
+    served = find_costs(recipe, run, model, made.model, shortlist, held_out)
     teacher = model.get_output_embeddings().weight.detach().clone()
     softcap = getattr(target.config, "final_logit_softcapping", None)
-    module = DraftModule(draft, teacher, stage, recipe.seed, shortlist, factors, softcap)
-    del model, draft  # the target's body is not needed any more
+    module = DraftModule(made.model, teacher, stage, recipe.seed, shortlist, made.factors, softcap)
+    facts = made.facts
+    del model, made  # the target's body is not needed any more
     validation = Validation(held_out, served, module.softcaps, stage.tokens_per_step, stage.chunk_tok)
 
     manifest = read_manifest(run.responses)
@@ -191,7 +192,9 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
         *(fitted.target, fitted.draft, fitted.overlap, fitted.overlap_same),
     )
     exported, factors = module.export()
-    meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, sizes, manifest, best, stage.max_steps)
+    meta = {"temperature": asdict(fitted)} | describe(
+        recipe, run, target, sizes, facts, manifest, best, stage.max_steps
+    )
     ids = None if module.shortlist is None else module.shortlist.tolist()
     named = _tokenizer_class(target.folder)
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)

@@ -282,6 +282,15 @@ def test_other_heads_and_a_pretrained_draft(head: str, world: Path, tmp_path: Pa
     assert not list(newest(tmp_path).glob("wandb"))
 
 
+def test_layers_by_influence_and_a_bridge_start_a_draft(world: Path, tmp_path: Path) -> None:
+    extra = ["draft.choose=influence", "draft.bridge=true", "distill.max_steps=3", "track.mode=disabled"]
+    assert main([str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", *extra]) == 0
+    meta = read_draft(newest(tmp_path) / "draft").meta
+    assert len(meta["layers"]) == 2
+    assert meta["bridge"]["error_after"] < meta["bridge"]["error_before"]
+    assert meta["bridge"]["num_tok"] > 100
+
+
 def test_t01_a_draft_with_more_rows_learns_the_shared_ones(world: Path, tmp_path: Path) -> None:
     """Rows are padded to different multiples: 576 in the draft, 512 in the target, one tokenizer."""
     make_target(make_config(layers=2, rows=576), seed=4).save_pretrained(tmp_path / "padded")
