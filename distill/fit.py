@@ -39,11 +39,20 @@ class Keeper(pl.Callback):
         tracker: gets every row too.
         validation: held-out answers.
         lines: write a line to the log now and then (no progress bar is shown).
+        end: the step to stop at.
     """
 
     def __init__(
-        self, recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker, validation: Validation, lines: bool = True
+        self,
+        recipe: Recipe,
+        run: Run,
+        stop: Stop,
+        tracker: NullTracker,
+        validation: Validation,
+        lines: bool,
+        end: int,
     ) -> None:
+        self.end = end
         self.recipe, self.run, self.stop, self.tracker, self.validation = recipe, run, stop, tracker, validation
         self.lines = lines
         self.best: dict[str, Any] = {}
@@ -72,7 +81,7 @@ class Keeper(pl.Callback):
         """Everything that follows an optimizer step."""
         assert isinstance(pl_module, DraftModule)
         stage, step = self.recipe.distill, trainer.global_step
-        last = step >= stage.max_steps
+        last = step >= self.end
         self._log(step, pl_module)
         if step % stage.validate_every == 0 or last:
             self._validate(trainer, pl_module)
@@ -100,7 +109,7 @@ class Keeper(pl.Callback):
         }
         self.run.append({"step": step, **module.taken})
         self.tracker.log(step, {f"train/{name}": value for name, value in module.taken.items()})
-        done, left = step - self._first, self.recipe.distill.max_steps - step
+        done, left = step - self._first, self.end - step
         if done == ESTIMATE_AFTER and left > 0:
             log.info("about %.1f minutes of training left, validation not counted", left * self._pace(now, done) / 60)
         if self.lines and now - self._line_at >= LINE_EVERY_S:
@@ -108,7 +117,7 @@ class Keeper(pl.Callback):
             log.info(
                 "step %d/%d: loss %.4f, alpha %.3f, lr %.2e, %.0f supervised tok/s, %.2f steps/s",
                 step,
-                self.recipe.distill.max_steps,
+                self.end,
                 *(module.taken[name] for name in ("loss", "alpha", "lr", "tok_per_s")),
                 1 / seconds,
             )
@@ -164,8 +173,9 @@ def fit(
     stop: Stop,
     tracker: NullTracker,
     resume_from: Path | None = None,
+    until: int | None = None,
 ) -> dict[str, Any]:
-    """Trains to `distill.max_steps`, and leaves the best weights in `module`.
+    """Trains to `distill.max_steps` or a step before it, and leaves the best weights in `module`.
 
     Args:
         recipe: the resolved recipe.
@@ -176,6 +186,7 @@ def fit(
         stop: signals; `Interrupted` is raised after the step's checkpoint.
         tracker: gets every row.
         resume_from: a whole training checkpoint; None starts at step 0.
+        until: the step to stop at; the learning rate is that of the whole run all the same.
 
     Returns:
         The best validation: `step`, `val/speedup`, `val/best_k`, and each domain's figures.
@@ -186,6 +197,7 @@ def fit(
         RunError: the best checkpoint is broken.
     """
     stage = recipe.distill
+    end = stage.max_steps if until is None else until
     start = 0 if resume_from is None else checkpoint_step(resume_from)
     plan = BatchPlan(dataset.lengths, stage.tokens_per_step, recipe.seed)
     num_batches = len(plan.epoch(0))
@@ -203,9 +215,9 @@ def fit(
     pinned = torch.cuda.is_available() and recipe.trainer.accelerator != "cpu"
     loader = DataLoader(windows, batch_size=None, generator=torch.Generator(), pin_memory=pinned)
     bar = sys.stderr.isatty() and sys.stdout.isatty()
-    keeper = Keeper(recipe, run, stop, tracker, validation, lines=not bar)
+    keeper = Keeper(recipe, run, stop, tracker, validation, not bar, end)
     trainer = pl.Trainer(
-        max_steps=stage.max_steps,
+        max_steps=end,
         max_epochs=-1,
         accelerator=recipe.trainer.accelerator,
         devices=recipe.trainer.devices,
@@ -220,7 +232,7 @@ def fit(
         default_root_dir=run.folder,
     )
     trainer.fit(module, loader, ckpt_path=resume_from, weights_only=True)
-    assert trainer.global_step == max(start, stage.max_steps), (trainer.global_step, stage.max_steps)
+    assert trainer.global_step == max(start, end), (trainer.global_step, end)
     if not is_whole(run.best):
         raise RunError(f"{run.best} is missing or damaged: resume with a larger distill.max_steps to make a new one")
     module.load_state_dict(torch.load(run.best, weights_only=True)["state_dict"])

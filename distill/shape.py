@@ -91,18 +91,15 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
         TokenizerMismatch: a pretrained draft that means other tokens.
     """
     stage, head = recipe.draft, recipe.draft.head
+    config = draft_config(recipe, target)
     if stage.kind == "pretrained":
         assert stage.model is not None
-        folder = resolve(stage.model)
-        config = AutoConfig.from_pretrained(folder)
-        check_shared(target.tokenizer, load_tokenizer(folder), target.config.vocab_size, config.vocab_size)
-    else:
-        config = config_of(recipe, target)
-        if stage.bridge and config.model_type not in PRE_NORM:
-            raise ShapeError(
-                f"draft.bridge: {config.model_type} norms what its layers write, so nothing can be folded there; "
-                f"it works for {', '.join(PRE_NORM)}"
-            )
+        check_shared(target.tokenizer, load_tokenizer(stage.model), target.config.vocab_size, config.vocab_size)
+    elif stage.bridge and config.model_type not in PRE_NORM:
+        raise ShapeError(
+            f"draft.bridge: {config.model_type} norms what its layers write, so nothing can be folded there; "
+            f"it works for {', '.join(PRE_NORM)}"
+        )
     if head.size is not None and head.size > config.vocab_size:
         raise ShapeError(f"draft.head.size = {head.size}: the head has {config.vocab_size} rows, allowed up to that")
     size = param_counts(config, head.size)
@@ -125,9 +122,12 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
     return sizes
 
 
-def config_of(recipe: Recipe, target: Target) -> PreTrainedConfig:
-    """The config of a draft that is cut from the target; which layers it keeps may still be open, its sizes are not."""
+def draft_config(recipe: Recipe, target: Target) -> PreTrainedConfig:
+    """The draft's config; which of the target's layers it keeps may still be open, its sizes are not."""
     stage = recipe.draft
+    if stage.kind == "pretrained":
+        assert stage.model is not None
+        return AutoConfig.from_pretrained(resolve(stage.model))
     count = len(stage.layers) if stage.layers is not None else stage.num_layers
     layers = layer_plan(target.config.num_hidden_layers, stage.layers, count)
     return pruned_config(target.config, layers, stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distill.recipe import Recipe, dump, load_recipe, recipe_hash
 from distill.runs import Interrupted, Run, RunError, Stop, create_run, reopen_run
@@ -144,13 +144,12 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     from distill.curves import draw_curves
     from distill.fit import fit
     from distill.models import load_model
-    from distill.module import DraftModule
+    from distill.race import Answers, check_all, run_race
     from distill.responses import read_manifest
-    from distill.shape import check_draft, describe, find_target, make_draft
-    from distill.stages import count_shortlist, coverage, find_costs, write_answers
+    from distill.shape import describe, find_target
+    from distill.stages import prepare, write_answers
     from distill.teacher import ResponseDataset
     from distill.tokens import eos_ids
-    from distill.validation import Validation
 
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
@@ -159,32 +158,24 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     stage = recipe.distill
 
     target = find_target(recipe)
-    sizes = check_draft(recipe, target)
+    sizes = check_all(recipe, target)
     model = load_model(target.folder, recipe.target.dtype, device, recipe.target.trust_remote_code)
     eos = eos_ids(target.config, model.generation_config, target.tokenizer)
     write_answers(recipe, run, target, model, eos)
     dataset = ResponseDataset(run.responses, stage.max_length)
     held_out = ResponseDataset(run.validation, stage.max_length)
-
-    shortlist = None
-    if recipe.draft.head.size is not None:
-        shortlist = count_shortlist(dataset.rows, recipe.draft.head.size, target.config.vocab_size, eos)
-        shares = ", ".join(f"{name} {100 * share:.2f}%" for name, share in coverage(held_out.rows, shortlist).items())
-        rows = target.config.vocab_size
-        log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
-    made = make_draft(recipe, target, model, dataset)
-    served = find_costs(recipe, run, model, made.model, shortlist, held_out)
-    teacher = model.get_output_embeddings().weight.detach().clone()
-    softcap = getattr(target.config, "final_logit_softcapping", None)
-    module = DraftModule(made.model, teacher, stage, recipe.seed, shortlist, made.factors, softcap)
-    facts = made.facts
-    del model, made  # the target's body is not needed any more
-    validation = Validation(held_out, served, module.softcaps, stage.tokens_per_step, stage.chunk_tok)
-
     manifest = read_manifest(run.responses)
     _announce(recipe, dataset, manifest["asked"])
-    resume_from = run.newest_whole() if run.attempt else None
-    best = fit(recipe, run, module, dataset, validation, stop, tracker, resume_from)
+
+    ranked: list[dict[str, Any]] = []
+    if recipe.draft.kind == "race":
+        answers = Answers(dataset, held_out, eos)
+        recipe, ranked = run_race(recipe, run, target, model, sizes, answers, stop, tracker)
+    size = sizes[ranked[0]["candidate"] if ranked else 0]
+    ready = prepare(recipe, run, target, model, dataset, held_out, eos)
+    module, validation, facts = ready.module, ready.validation, ready.facts
+    del model, ready  # the target's body is not needed any more
+    best = fit(recipe, run, module, dataset, validation, stop, tracker, run.newest_whole())
     stop.check()
     fitted = module.fit_temperature(validation)
     log.info(
@@ -192,14 +183,13 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
         *(fitted.target, fitted.draft, fitted.overlap, fitted.overlap_same),
     )
     exported, factors = module.export()
-    meta = {"temperature": asdict(fitted)} | describe(
-        recipe, run, target, sizes, facts, manifest, best, stage.max_steps
-    )
+    meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, size, facts, manifest, best, stage.max_steps)
+    meta |= {"race": ranked} if ranked else {}
     ids = None if module.shortlist is None else module.shortlist.tolist()
     named = _tokenizer_class(target.folder)
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)
     run.link_latest()
-    tracker.summary({**best, "size": sizes.to_json(), "draft_folder": str(run.draft)})
+    tracker.summary({**best, "size": size.to_json(), "draft_folder": str(run.draft)})
     tracker.figure(best["step"], "curves", draw_curves(run.folder / "train.jsonl", run.folder / "curves.svg"))
     tracker.artifact(f"draft-{recipe.name}", run.draft, {key: meta[key] for key in ("target", "size", "metrics")})
     log.info("draft of step %s: %s", best["step"], run.draft)
@@ -245,7 +235,8 @@ def _device(recipe: Recipe, cuda: bool) -> str:
 def _stay_offline(recipe: Recipe) -> None:
     """Forbids the hub where the recipe does not need it. Must come before the first import that reads these."""
     bundled = TargetStage.model_fields["model"].default
-    models = [name for name in (recipe.target.model, recipe.draft.model) if name is not None]
+    drafts = [recipe.draft, *(recipe.draft.candidates or ())]
+    models = [name for name in (recipe.target.model, *(draft.model for draft in drafts)) if name is not None]
     traffic = [*sources(recipe.traffic.train), *sources(recipe.traffic.heldout)]
     local = all(name == bundled or Path(name).expanduser().exists() for name in models)
     if local and all(name == "bundled" or paths(name) for name in traffic):
