@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +57,30 @@ class Keeper(pl.Callback):
         self.end = end
         self.recipe, self.run, self.stop, self.tracker, self.validation = recipe, run, stop, tracker, validation
         self.lines = lines
+        self.start: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
         self.tok_seen = 0
         self._first = self._line_step = 0
         self._started = self._clock = self._line_at = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know: the best validation so far and the tokens seen."""
-        return {"best": self.best, "tok_seen": self.tok_seen}
+        """What a resumed run must know: the first and the best validation so far and the tokens seen."""
+        return {"start": self.start, "best": self.best, "tok_seen": self.tok_seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores `state_dict`."""
-        self.best, self.tok_seen = state_dict["best"], state_dict["tok_seen"]
+        self.start, self.best, self.tok_seen = (state_dict[name] for name in ("start", "best", "tok_seen"))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Takes the signals over from Lightning, whose own handling would stop without saving."""
+        """Takes the signals over from Lightning, whose own handling would stop without saving.
+
+        A draft that existed before is validated as it came: tuning has to beat that, or it is what is kept.
+        """
         self.stop.install()
+        if self.recipe.draft.kind == "pretrained" and trainer.global_step == 0:
+            assert isinstance(pl_module, DraftModule)
+            self._validate(trainer, pl_module)
+            self.start = self.best
         self.stop.deferred = True
         self._first = self._line_step = trainer.global_step
         self._started = self._clock = self._line_at = time.perf_counter()
@@ -236,7 +246,38 @@ def fit(
     if not is_whole(run.best):
         raise RunError(f"{run.best} is missing or damaged: resume with a larger distill.max_steps to make a new one")
     module.load_state_dict(torch.load(run.best, weights_only=True)["state_dict"])
+    if keeper.start and end == stage.max_steps:
+        told = moved(keeper.start, keeper.best, recipe.traffic.domain)
+        (log.info if told[0] else log.warning)("%s", told[1])
     return keeper.best
+
+
+def moved(start: Mapping[str, Any], best: Mapping[str, Any], domain: str) -> tuple[bool, str]:
+    """Did tuning move the measured acceptance of a draft that existed before?
+
+    Args:
+        start, best: validations before the first step and of the kept weights, on the same answers.
+        domain: trained for; all of them where it is not among them.
+
+    Returns:
+        Whether any domain gained more than two standard errors (of one share over that many tokens, as if they were
+        independent: too small an error for runs of alike tokens, too large a one for paired shares), and a sentence.
+    """
+    names = sorted({key.split("/")[1] for key in start if key.count("/") == 2})
+    lines, better = [], False
+    for name in [domain] if domain in names else names:
+        key = f"val/{name}/alpha"
+        before, after, num = start[key], best[key], start[f"val/{name}/num_tok"]
+        error = math.sqrt(max(before * (1 - before), after * (1 - after)) / num)
+        better |= after - before > 2 * error
+        lines.append(f"{name} {before:.3f} -> {after:.3f} (standard error {error:.3f} over {num:.0f} tokens)")
+    text = f"acceptance on held-out answers: {', '.join(lines)}"
+    if better:
+        return True, text
+    return False, (
+        f"{text}: it did not move beyond chance, so tuning gained nothing that was measured. Give it more answers or "
+        "steps, another distill.lr or draft.lora.rank, or keep the draft as it was"
+    )
 
 
 def checkpoint_step(path: Path) -> int:

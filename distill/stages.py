@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.adapt import add_lora
 from distill.module import DraftModule
 from distill.recipe import Recipe
 from distill.responses import ResponseRow, write_responses
@@ -231,6 +232,8 @@ def prepare(
         log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
     made = make_draft(recipe, target, model, dataset)
     served = find_costs(recipe, run, model, made.model, shortlist, held_out)
+    if recipe.draft.lora is not None:
+        add_lora(made.model, recipe.draft.lora)
     teacher = model.get_output_embeddings().weight.detach().clone()
     softcap = getattr(target.config, "final_logit_softcapping", None)
     module = DraftModule(made.model, teacher, stage, recipe.seed, shortlist, made.factors, softcap)

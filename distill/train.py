@@ -140,6 +140,7 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     import lightning.pytorch as pl
     import torch
 
+    from distill.adapt import merge_lora
     from distill.checkpoint import write_draft
     from distill.curves import draw_curves
     from distill.fit import fit
@@ -183,6 +184,8 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
         *(fitted.target, fitted.draft, fitted.overlap, fitted.overlap_same),
     )
     exported, factors = module.export()
+    if recipe.draft.lora is not None:
+        exported = merge_lora(exported)
     meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, size, facts, manifest, best, stage.max_steps)
     meta |= {"race": ranked} if ranked else {}
     ids = None if module.shortlist is None else module.shortlist.tolist()
