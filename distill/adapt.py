@@ -11,7 +11,7 @@ import logging
 from torch import nn
 from transformers import PreTrainedModel
 
-from distill.schema import Lora
+from distill.schema_draft import Lora
 
 log = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ def bridge(draft: PreTrainedModel, teacher_head: Tensor, batches: Iterable[Batch
     """Refits the draft's last down-projection, in place.
 
     Args:
-        draft: cut from a pre-norm target (`distill.width.PRE_NORM`), in float32, with an ordinary attention.
+        draft: cut from a pre-norm target (`distill.known.PRE_NORM`), in float32, with an ordinary attention.
         teacher_head: [V, H] the target's head.
         batches: answers with the target's cached states; at least two.
         num_tok: supervised positions to use.

@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from distill.importance import Importance, measure_importance, weight_importance
+from distill.known import PRE_NORM, PRUNABLE
 from distill.models import SizeCount, param_counts
-from distill.width import PRE_NORM, fold_hidden, main_directions
+from distill.width import fold_hidden, main_directions
 
 __all__ = [
     "PRUNABLE",
@@ -34,7 +35,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-PRUNABLE = (*PRE_NORM, "gemma2", "gemma3_text")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.bridge import bridge
+from distill.known import PRE_NORM
 from distill.models import SizeCount, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.prune import layer_plan, measure_importance, prune, pruned_config
 from distill.recipe import Recipe
 from distill.runs import Run
 from distill.teacher import ResponseDataset
 from distill.tokens import check_shared
-from distill.width import PRE_NORM
 
 log = logging.getLogger(__name__)
 

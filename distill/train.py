@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.look import look
 from distill.recipe import Recipe, dump, load_recipe, recipe_hash
 from distill.runs import Interrupted, Run, RunError, Stop, create_run, reopen_run
 from distill.schema import Target as TargetStage
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m distill.train", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml (with --resume: the run's own)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
-    parser.add_argument("--check", action="store_true", help="validate, print the resolved recipe, and stop")
+    parser.add_argument("--check", action="store_true", help="validate, estimate, print the recipe, and stop")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
     args = parser.parse_intermixed_args(argv)
     if args.recipe and "=" in args.recipe and not Path(args.recipe).exists():
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         recipe = load_recipe(args.recipe or args.resume / "recipe.json", args.overrides)
         if args.check:
+            for text in look(recipe):
+                sys.stderr.write(f"{text}\n")
             sys.stdout.write(dump(recipe) + "\n")
             return 0
         with Stop().listening() as stop:

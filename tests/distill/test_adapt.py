@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from distill.adapt import add_lora, merge_lora
 from distill.checkpoint import read_draft, write_draft
 from distill.fit import moved
-from distill.schema import Lora
+from distill.schema_draft import Lora
 from distill.train import main
 from tests.conftest import make_config, make_noisy, make_target, make_tokenizer
 from tests.distill.test_prune import CONFIGS, make_model
