@@ -24,7 +24,7 @@ Text = Annotated[str, Field(min_length=1)]
 if TYPE_CHECKING:
     Loss = str  # so that the mapping passes where dict[str, float] is asked for
 else:
-    Loss = Literal["forward_kl", "reverse_kl", "jsd", "tv", "neg_log_alpha", "cross_entropy"]
+    Loss = Literal["forward_kl", "reverse_kl", "jsd", "tv", "tv_pp", "neg_log_alpha", "kl_tv", "cross_entropy"]
 
 
 def sources(value: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -1,23 +1,31 @@
-"""The training loop's surroundings: Lightning's Trainer, what happens after each step, and the progress bar."""
+"""The training loop's surroundings: Lightning's Trainer, what happens after each step, and the progress bar.
+
+In a run of several processes all of them take every step and decision together; the first alone writes and validates.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch.utils.data import DataLoader
 
+from distill import ranks
 from distill.module import DraftModule
 from distill.recipe import Recipe
-from distill.runs import Run, RunError, Stop, is_whole
+from distill.runs import RUN_ATTEMPT, RUN_FOLDER, Run, RunError, Stop, is_whole, rank
 from distill.teacher import BatchPlan, ResponseDataset, Windows
 from distill.track import NullTracker
 from distill.validation import Validation, choose, flat, table
@@ -95,8 +103,10 @@ class Keeper(pl.Callback):
         self._log(step, pl_module)
         if step % stage.validate_every == 0 or last:
             self._validate(trainer, pl_module)
+        # A signal may have reached one process only.
+        self.stop.signum = ranks.largest(self.stop.signum or 0, pl_module.device) or None
         if step % stage.checkpoint_every == 0 or last or self.stop.signum is not None:
-            self.run.save_last(lambda path: trainer.save_checkpoint(path, weights_only=False))
+            self._save(trainer, best=False)
         self.stop.check()
         self._clock = time.perf_counter()
 
@@ -108,6 +118,15 @@ class Keeper(pl.Callback):
         """As at the end of training."""
         self.stop.deferred = False
 
+    def _save(self, trainer: pl.Trainer, best: bool) -> None:
+        """A checkpoint by the first process; the others only wait for it."""
+        if not trainer.is_global_zero:
+            trainer.save_checkpoint(self.run.last, weights_only=best)  # writes nothing here
+        elif best:
+            self.run.save_best(lambda path: trainer.save_checkpoint(path, weights_only=True))
+        else:
+            self.run.save_last(lambda path: trainer.save_checkpoint(path, weights_only=False))
+
     def _log(self, step: int, module: DraftModule) -> None:
         now = time.perf_counter()
         self.tok_seen += int(module.taken["num_tok"])
@@ -117,6 +136,8 @@ class Keeper(pl.Callback):
             "tok_per_s": module.taken["num_tok"] / seconds,
             "tok_seen": self.tok_seen,
         }
+        if not module.trainer.is_global_zero:
+            return
         self.run.append({"step": step, **module.taken})
         self.tracker.log(step, {f"train/{name}": value for name, value in module.taken.items()})
         done, left = step - self._first, self.end - step
@@ -136,6 +157,15 @@ class Keeper(pl.Callback):
         return (now - self._started) / done
 
     def _validate(self, trainer: pl.Trainer, module: DraftModule) -> None:
+        values = self._score(trainer, module) if trainer.is_global_zero else None
+        values = trainer.strategy.broadcast(values)
+        assert values is not None
+        if not self.best or values["val/speedup"] > self.best["val/speedup"]:
+            self.best = values
+            self._save(trainer, best=True)
+
+    def _score(self, trainer: pl.Trainer, module: DraftModule) -> dict[str, Any]:
+        """Scores the draft on all held-out answers and logs it."""
         step, started = trainer.global_step, time.perf_counter()
         scores = module.validate(self.validation)
         k, speedup = choose(scores, self.recipe.traffic.domain)
@@ -155,9 +185,7 @@ class Keeper(pl.Callback):
             [s.domain, s.alpha, s.alpha_whole, s.overlap, s.overlap_whole, s.best[0], s.best[1]] for s in scores
         ]
         self.tracker.table(step, "val/domains", columns, rows)
-        if better:
-            self.best = values
-            self.run.save_best(lambda path: trainer.save_checkpoint(path, weights_only=True))
+        return values
 
 
 class Bar(RichProgressBar):
@@ -220,19 +248,18 @@ def fit(
             -(-stage.accumulate // num_batches),
             sum(dataset.num_supervised) * stage.accumulate // num_batches,
         )
-    windows = Windows(dataset, plan, stage.accumulate, start)
+    windows = Windows(dataset, plan, stage.accumulate, start, rank(), recipe.trainer.devices)
     # A generator of its own: the loader draws a number when it starts, which would set a resumed run apart.
     pinned = torch.cuda.is_available() and recipe.trainer.accelerator != "cpu"
     loader = DataLoader(windows, batch_size=None, generator=torch.Generator(), pin_memory=pinned)
-    bar = sys.stderr.isatty() and sys.stdout.isatty()
+    bar = sys.stderr.isatty() and sys.stdout.isatty() and recipe.trainer.devices == 1
     keeper = Keeper(recipe, run, stop, tracker, validation, not bar, end)
     trainer = pl.Trainer(
         max_steps=end,
         max_epochs=-1,
         accelerator=recipe.trainer.accelerator,
         devices=recipe.trainer.devices,
-        num_nodes=recipe.trainer.num_nodes,
-        strategy=recipe.trainer.strategy,
+        strategy=_strategy(recipe),
         precision=recipe.trainer.precision,
         callbacks=[keeper, Bar()] if bar else [keeper],
         enable_progress_bar=bar,
@@ -241,8 +268,11 @@ def fit(
         logger=False,
         default_root_dir=run.folder,
     )
-    trainer.fit(module, loader, ckpt_path=resume_from, weights_only=True)
+    with _others_told(recipe, run):
+        trainer.fit(module, loader, ckpt_path=resume_from, weights_only=True)
     assert trainer.global_step == max(start, end), (trainer.global_step, end)
+    if not trainer.is_global_zero:
+        return keeper.best
     if not is_whole(run.best):
         raise RunError(f"{run.best} is missing or damaged: resume with a larger distill.max_steps to make a new one")
     module.load_state_dict(torch.load(run.best, weights_only=True)["state_dict"])
@@ -278,6 +308,30 @@ def moved(start: Mapping[str, Any], best: Mapping[str, Any], domain: str) -> tup
         f"{text}: it did not move beyond chance, so tuning gained nothing that was measured. Give it more answers or "
         "steps, another distill.lr or draft.lora.rank, or keep the draft as it was"
     )
+
+
+def _strategy(recipe: Recipe) -> str | Strategy:
+    """One process, or several of which each has its own copy of the draft (data parallel).
+
+    Lightning starts them from the first, by this program's own command line; they find the run by the environment.
+    """
+    if recipe.trainer.devices == 1:
+        return recipe.trainer.strategy
+    # The module adds up gradients itself, and its one buffer of size, the target's head, never changes.
+    return DDPStrategy(cluster_environment=LightningEnvironment(), broadcast_buffers=False)
+
+
+@contextmanager
+def _others_told(recipe: Recipe, run: Run) -> Iterator[None]:
+    """While it lasts, processes that are started from this one know its run."""
+    told = {} if recipe.trainer.devices == 1 or rank() else {RUN_FOLDER: str(run.folder.absolute())}
+    told |= {RUN_ATTEMPT: str(run.attempt)} if told else {}
+    os.environ |= told
+    try:
+        yield
+    finally:
+        for name in told:
+            del os.environ[name]
 
 
 def checkpoint_step(path: Path) -> int:

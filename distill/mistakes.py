@@ -24,6 +24,8 @@ def explain(error: ValidationError, schema: dict[str, Any], data: dict[str, Any]
     """
     lines: dict[tuple[Key, str], str] = {}
     for detail in error.errors(include_url=False):
+        if detail["type"] == "default_factory_not_called":
+            continue  # it waits for a key that is wrong itself
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, Clash):
             for name, message in cause.problems:

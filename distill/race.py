@@ -28,7 +28,7 @@ from distill.fit import fit
 from distill.recipe import Recipe
 from distill.runs import Run, Stop
 from distill.shape import ShapeError, Sizes, Target, check_draft, draft_config
-from distill.stages import find_costs, prepare, read_plan, shortlist_of, write_plan
+from distill.stages import find_costs, prepare, read_plan, shortlist_of, trained_on, write_plan
 from distill.teacher import ResponseDataset
 from distill.track import NullTracker
 from engine.costs import Costs
@@ -115,7 +115,8 @@ def run_race(
         log.info("race: candidate %d of %d: %s", number + 1, len(runners), name_of(one))
         ready = prepare(one, own, target, model, answers.training, answers.held_out, answers.eos)
         rest = stop, NullTracker(), own.newest_whole(), steps
-        best = fit(one, own, ready.module, answers.training, ready.validation, *rest)
+        rows_of = trained_on(one.distill, answers.training)
+        best = fit(one, own, ready.module, rows_of, ready.validation, *rest)
         stop.check()
         rows.append({"candidate": number, **_row(one, own, sizes[number], best)})
         _write(record, rows)

@@ -25,6 +25,15 @@ log = logging.getLogger(__name__)
 RESUMABLE = ("distill.max_steps", "distill.checkpoint_every", "trainer.num_threads", "track")
 
 
+# How the first process of a run tells the others, which it starts, what they belong to.
+RUN_FOLDER, RUN_ATTEMPT = "SPECDRAFT_RUN_FOLDER", "SPECDRAFT_RUN_ATTEMPT"
+
+
+def rank() -> int:
+    """This process among those of a run, 0 for the first; known before they meet, from what their starter set."""
+    return int(os.environ.get("LOCAL_RANK", 0)) if RUN_FOLDER in os.environ else 0
+
+
 class RunError(ValueError):
     """A run folder that cannot be used as asked."""
 

@@ -117,13 +117,32 @@ class Responses(Stage):
             yield "loop_repeats", "= 1 would cut every answer; use 0 (off) or at least 2"
 
 
+# To be read as: these losses, unless the recipe names its own. Greedy serving asks for the target's argmax alone;
+# sampling accepts sum min(p, q), which kl_tv turns to as the draft gets there.
+OBJECTIVE_LOSS: dict[str | None, dict[Loss, float]] = {
+    None: {"forward_kl": 1.0},
+    "greedy": {"forward_kl": 1.0, "cross_entropy": 0.5},
+    "sampling": {"kl_tv": 1.0},
+}
+
+
 class Distill(Stage):
     """Training of the draft.
 
     Attributes:
+        objective: what the draft is served for; it decides `loss` where that is not given (OBJECTIVE_LOSS).
         loss: weights of the losses, summed.
         jsd_beta: weight of the target in the mixture of the generalised JSD.
+        hybrid_eta: of kl_tv: the KL's share is exp(-eta * acceptance).
         temperature: of both distributions in the losses.
+        survival_k: above 1, weigh a position by how often a draft of so many tokens gets there.
+        teacher: hidden: the target's cached final states and its head; live: the target itself, at every step; topk:
+            its cached `teacher_topk` likeliest tokens and the mass of all others.
+        teacher_topk: tokens kept at each position for teacher: topk.
+        reference: folder of a distilled draft; only the positions where this draft's loss exceeds the reference's most
+            are trained on. It costs a forward pass of the reference and of both heads at every step.
+        select_frac: share of the positions to keep then.
+        optimizer: adamw, or muon for the matrices with adamw for embeddings, head, norms and biases.
         lr, min_lr_frac, warmup_steps: peak of the cosine schedule, its end as a share of the peak, linear start.
         weight_decay, betas, grad_clip: of AdamW; grad_clip 0 is off.
         max_steps: optimizer steps.
@@ -136,10 +155,20 @@ class Distill(Stage):
         num_validation: answers per domain kept for the teacher-forced acceptance.
     """
 
-    loss: Annotated[dict[Loss, Weight], Field(min_length=1)] = Field(default_factory=lambda: {"forward_kl": 1.0})
+    objective: Literal["greedy", "sampling"] | None = None
+    loss: Annotated[dict[Loss, Weight], Field(min_length=1)] = Field(
+        default_factory=lambda earlier: dict(OBJECTIVE_LOSS[earlier["objective"]])
+    )
     # Nearer to 0 or 1 the loss is all but zero and trains nothing.
     jsd_beta: Annotated[float, Field(ge=0.05, le=0.95)] = 0.5
+    hybrid_eta: Annotated[float, Field(ge=0)] = 3.0
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
+    survival_k: Length = 1
+    teacher: Literal["hidden", "live", "topk"] = "hidden"
+    teacher_topk: Positive = 64
+    reference: Text | None = None
+    select_frac: Annotated[float, Field(gt=0, le=1)] = 0.4
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0, title="learning rate")] = 1e-3
     min_lr_frac: Fraction = 0.1
     warmup_steps: Count = 20
@@ -159,6 +188,10 @@ class Distill(Stage):
     def clashes(self) -> Iterator[tuple[str, str]]:
         if not any(self.loss.values()):
             yield "loss", "has no weight above 0, so nothing would be trained"
+        if self.teacher == "topk" and self.temperature != 1:
+            yield "temperature", f"= {self.temperature:g}: teacher: topk keeps probabilities at temperature 1; use 1.0"
+        if self.reference is not None and self.survival_k > 1:
+            yield "survival_k", f"= {self.survival_k} weighs whole answers, but reference trains on parts; set it to 1"
         if self.warmup_steps >= self.max_steps:
             yield "warmup_steps", f"= {self.warmup_steps} must be less than distill.max_steps = {self.max_steps}"
         if self.tokens_per_step < self.max_length:
@@ -260,6 +293,16 @@ class Recipe(Stage):
                 "draft.race_steps",
                 f"= {steps} must be above distill.warmup_steps = {stage.warmup_steps} and below distill.max_steps = "
                 f"{stage.max_steps}: the winner goes on from there",
+            )
+        if steps is not None and self.trainer.devices > 1:
+            yield "trainer.devices", f"= {self.trainer.devices}: draft.kind: race runs in one process; use 1"
+        if self.distill.teacher == "topk" and any(
+            draft.head.kind == "shortlist" for draft in (self.draft, *(self.draft.candidates or ()))
+        ):
+            yield (
+                "distill.teacher",
+                "= 'topk' knows no row outside its k, but draft.head.kind: shortlist trains on drawn rows; use "
+                "teacher: hidden, or a full or low_rank head",
             )
         if set(sources(self.traffic.heldout)) == {"bundled"}:
             for domain in self.eval.domains:

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.adapt import add_lora
+from distill.models import load_model
 from distill.module import DraftModule
-from distill.recipe import Recipe
+from distill.recipe import Distill, Recipe
 from distill.responses import ResponseRow, write_responses
 from distill.runs import Run
 from distill.shape import Target, make_draft
@@ -236,9 +237,16 @@ def prepare(
         add_lora(made.model, recipe.draft.lora)
     teacher = model.get_output_embeddings().weight.detach().clone()
     softcap = getattr(target.config, "final_logit_softcapping", None)
-    module = DraftModule(made.model, teacher, stage, recipe.seed, shortlist, made.factors, softcap)
+    live = model if stage.teacher == "live" else None
+    reference = None if stage.reference is None else load_model(stage.reference, "float32", str(model.device))
+    module = DraftModule(made.model, teacher, stage, recipe.seed, shortlist, made.factors, softcap, live, reference)
     validation = Validation(held_out, served, module.softcaps, stage.tokens_per_step, stage.chunk_tok)
     return Ready(module, validation, made.facts)
+
+
+def trained_on(stage: Distill, dataset: ResponseDataset) -> ResponseDataset:
+    """The answers as the loss reads them: what makes the draft wants the states, a top-k teacher keeps none."""
+    return ResponseDataset(dataset.folder, stage.max_length, topk=True) if stage.teacher == "topk" else dataset
 
 
 def shortlist_of(recipe: Recipe, target: Target, dataset: ResponseDataset, eos: Sequence[int]) -> Tensor | None:
