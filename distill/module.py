@@ -244,7 +244,8 @@ class DraftModule(pl.LightningModule):
         """
         if rows.shift is None and self.num_rows == self.table.shape[0]:
             return self.table, self.teacher_head
-        return self.table.detach()[rows.ids].requires_grad_(), self.teacher_head[rows.ids]
+        own = self.table.detach()[rows.ids]
+        return own.requires_grad_(self.table.requires_grad), self.teacher_head[rows.ids]
 
     def _return_gradient(self, rows: HeadRows, weight: Tensor) -> None:
         if weight is self.table or weight.grad is None:

@@ -45,6 +45,11 @@ class Row:
         return f"{self.file}:{self.number}"
 
 
+def is_hub_id(source: str) -> bool:
+    """Names a source no file here, but may it be a data set of the hub?"""
+    return bool(HUB_ID.fullmatch(source)) and not source.endswith(SUFFIXES) and not matches(source)
+
+
 def read_rows(source: str, split: str, traffic: Traffic, counts: Counter[str]) -> Iterator[Row]:
     """Streams the rows of a path, a glob or a hub data set.
 
@@ -59,7 +64,7 @@ def read_rows(source: str, split: str, traffic: Traffic, counts: Counter[str]) -
     """
     files = matches(source)
     if not files:
-        if HUB_ID.fullmatch(source) and not source.endswith(SUFFIXES):
+        if is_hub_id(source):
             yield from _hub(source, split, traffic)
             return
         raise TrafficError(f"{source}: no such file; give a path, a glob ('*' works) or a hub data set id (owner/name)")

@@ -18,9 +18,7 @@ from distill.fields import BUNDLED_DOMAINS, Stage
 from distill.mistakes import Key, brief, dotted, explain, line
 from distill.schema import (
     Distill,
-    Draft,
     Eval,
-    Head,
     Recipe,
     Responses,
     Target,
@@ -28,6 +26,7 @@ from distill.schema import (
     Traffic,
     TrainerStage,
 )
+from distill.schema_draft import Draft, Head
 
 __all__ = [
     "BUNDLED_DOMAINS",

@@ -21,11 +21,10 @@ from distill.fields import (
     Weight,
     Word,
     distinct,
-    increasing,
-    ordered,
     paths,
     sources,
 )
+from distill.schema_draft import Draft
 
 
 class Target(Stage):
@@ -42,70 +41,6 @@ class Target(Stage):
     revision: Text | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     trust_remote_code: bool = False
-
-
-class Head(Stage):
-    """The draft's output head.
-
-    Attributes:
-        kind: full reads every row; shortlist reads `size` rows; low_rank is trained as two factors.
-        size: rows of the shortlist.
-        rank: inner width of the factors.
-    """
-
-    kind: Literal["full", "shortlist", "low_rank"] = "full"
-    size: Positive | None = None
-    rank: Positive | None = None
-
-    def clashes(self) -> Iterator[tuple[str, str]]:
-        for key, kind in (("size", "shortlist"), ("rank", "low_rank")):
-            if self.kind == kind and getattr(self, key) is None:
-                yield key, f"is needed for kind: {kind}"
-            elif self.kind != kind and getattr(self, key) is not None:
-                yield key, f"belongs to kind: {kind}, but kind is {self.kind}; replace the whole head, {{kind: ...}}"
-
-
-class Draft(Stage):
-    """The small model: cut from the target, or a checkpoint with the same tokenizer.
-
-    Attributes:
-        kind: prune cuts it from the target; pretrained loads `model`.
-        model: where a pretrained draft lies.
-        layers: the target's layers to keep, strictly increasing.
-        num_layers: keep so many, evenly spaced, first and last among them.
-        hidden_size, intermediate_size, num_kv_heads: widths of the draft; null keeps the target's.
-        head: the output head.
-        size_frac: lowest and highest allowed share of the target's parameters.
-        size_count: which count `size_frac` bounds: all stored parameters, or those read per drafted token.
-        dtype: of the exported weights.
-    """
-
-    kind: Literal["prune", "pretrained"] = "prune"
-    model: Text | None = None
-    layers: Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(increasing)] | None = None
-    num_layers: Positive | None = None
-    hidden_size: Positive | None = None
-    intermediate_size: Positive | None = None
-    num_kv_heads: Positive | None = None
-    head: Head = Head()
-    size_frac: Annotated[tuple[Fraction, Fraction], AfterValidator(ordered)] = (0.05, 0.10)
-    size_count: Literal["stored", "read"] = "stored"
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-
-    def clashes(self) -> Iterator[tuple[str, str]]:
-        if self.kind == "prune":
-            if self.layers is None and self.num_layers is None:
-                yield "layers", "is missing: kind: prune needs layers (which to keep) or num_layers (how many)"
-            if self.layers is not None and self.num_layers is not None:
-                yield "num_layers", "is given beside layers; set one of the two to null"
-            if self.model is not None:
-                yield "model", "belongs to kind: pretrained; a pruned draft comes from target.model"
-        else:
-            if self.model is None:
-                yield "model", "is missing: kind: pretrained needs a checkpoint (hub id or folder)"
-            for key in ("layers", "num_layers", "hidden_size", "intermediate_size", "num_kv_heads"):
-                if getattr(self, key) is not None:
-                    yield key, "belongs to kind: prune; a pretrained draft keeps its own shape"
 
 
 class Traffic(Stage):
@@ -352,7 +287,18 @@ class Recipe(Stage):
     trainer: TrainerStage = TrainerStage()
 
     def clashes(self) -> Iterator[tuple[str, str]]:
-        if self.distill.teacher == "topk" and self.draft.head.kind == "shortlist":
+        steps, stage = self.draft.race_steps, self.distill
+        if steps is not None and not stage.warmup_steps < steps < stage.max_steps:
+            yield (
+                "draft.race_steps",
+                f"= {steps} must be above distill.warmup_steps = {stage.warmup_steps} and below distill.max_steps = "
+                f"{stage.max_steps}: the winner goes on from there",
+            )
+        if steps is not None and self.trainer.devices > 1:
+            yield "trainer.devices", f"= {self.trainer.devices}: draft.kind: race runs in one process; use 1"
+        if self.distill.teacher == "topk" and any(
+            draft.head.kind == "shortlist" for draft in (self.draft, *(self.draft.candidates or ()))
+        ):
             yield (
                 "distill.teacher",
                 "= 'topk' knows no row outside its k, but draft.head.kind: shortlist trains on drawn rows; use "

@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Literal
 
 from distill.bundled import bundled_prompts
@@ -70,6 +71,31 @@ def load_prompts(traffic: Traffic, split: Split, seed: int, domains: Sequence[st
         chosen += sample
     _require(bool(chosen), traffic, split, counts)
     return _unique_ids(chosen)
+
+
+def first_prompts(traffic: Traffic, split: Split, num: int) -> list[Prompt]:
+    """The first rows of every file of a split, checked as `load_prompts` checks them; bundled prompts are left out.
+
+    Args:
+        traffic: the recipe's stage.
+        split: which one.
+        num: rows a source.
+
+    Raises:
+        TrafficError: a file that is missing or broken, with line and column.
+    """
+    hub_split = traffic.split_train if split == "train" else traffic.split_heldout
+    found: list[Prompt] = []
+    for source in sources(traffic.train if split == "train" else traffic.heldout):
+        if source == "bundled":
+            continue
+        for row in islice(read_rows(source, hub_split, traffic, Counter()), num):
+            try:
+                found.append(_prompt(row, traffic))
+            except TrafficError:
+                if traffic.on_bad_line == "refuse":
+                    raise
+    return found
 
 
 def _prompts(traffic: Traffic, split: Split, domains: Sequence[str] | None, counts: Counter[str]) -> Iterator[Prompt]:

@@ -15,8 +15,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from distill.look import look
 from distill.recipe import Recipe, dump, load_recipe, recipe_hash
 from distill.runs import RUN_ATTEMPT, RUN_FOLDER, Interrupted, Run, RunError, Stop, create_run, rank, reopen_run
 from distill.schema import Target as TargetStage
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m distill.train", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml (with --resume: the run's own)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
-    parser.add_argument("--check", action="store_true", help="validate, print the resolved recipe, and stop")
+    parser.add_argument("--check", action="store_true", help="validate, estimate, print the recipe, and stop")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
     args = parser.parse_intermixed_args(argv)
     if args.recipe and "=" in args.recipe and not Path(args.recipe).exists():
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         recipe = load_recipe(args.recipe or args.resume / "recipe.json", args.overrides)
         if args.check:
+            for text in look(recipe):
+                sys.stderr.write(f"{text}\n")
             sys.stdout.write(dump(recipe) + "\n")
             return 0
         with Stop().listening() as stop:
@@ -161,18 +164,18 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     import lightning.pytorch as pl
     import torch
 
+    from distill.adapt import merge_lora
     from distill.checkpoint import read_draft, verify_draft, write_draft
     from distill.curves import draw_curves
     from distill.fit import fit
     from distill.models import load_model, load_tokenizer
-    from distill.module import DraftModule
+    from distill.race import Answers, check_all, run_race
     from distill.responses import read_manifest
-    from distill.shape import check_draft, describe, find_target, make_draft
-    from distill.stages import count_shortlist, coverage, find_costs, write_answers
+    from distill.shape import describe, find_target
+    from distill.stages import prepare, trained_on, write_answers
     from distill.teacher import ResponseDataset
     from distill.teacher_topk import write_topk
     from distill.tokens import eos_ids
-    from distill.validation import Validation
 
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
@@ -183,7 +186,7 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     stage = recipe.distill
 
     target = find_target(recipe)
-    sizes = check_draft(recipe, target)
+    sizes = check_all(recipe, target)
     if stage.reference is not None:
         read_draft(Path(stage.reference))  # before its tokenizer is looked for
         spoken = load_tokenizer(stage.reference)
@@ -197,28 +200,19 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
             write_topk(run.responses, model.get_output_embeddings().weight, stage.teacher_topk, softcap)
     dataset = ResponseDataset(run.responses, stage.max_length)
     held_out = ResponseDataset(run.validation, stage.max_length)
-
-    shortlist = None
-    if recipe.draft.head.size is not None:
-        shortlist = count_shortlist(dataset.rows, recipe.draft.head.size, target.config.vocab_size, eos)
-        shares = ", ".join(f"{name} {100 * share:.2f}%" for name, share in coverage(held_out.rows, shortlist).items())
-        rows = target.config.vocab_size
-        log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
-    draft, factors = make_draft(recipe, target, model, dataset)
-    served = find_costs(recipe, run, model, draft, shortlist, held_out)
-    teacher = model.get_output_embeddings().weight.detach().clone()
-    live = model if stage.teacher == "live" else None
-    reference = None if stage.reference is None else load_model(stage.reference, "float32", device)
-    module = DraftModule(draft, teacher, stage, recipe.seed, shortlist, factors, softcap, live, reference)
-    del model, draft, live  # the target's body is not needed any more, unless it is the teacher
-    validation = Validation(held_out, served, module.softcaps, stage.tokens_per_step, stage.chunk_tok)
-
     manifest = read_manifest(run.responses)
     _announce(recipe, dataset, manifest["asked"])
-    resume_from = run.newest_whole() if run.attempt else None
-    if stage.teacher == "topk":  # only now: what made the draft wanted the states
-        dataset = ResponseDataset(run.responses, stage.max_length, topk=True)
-    best = fit(recipe, run, module, dataset, validation, stop, tracker, resume_from)
+
+    ranked: list[dict[str, Any]] = []
+    if recipe.draft.kind == "race":
+        answers = Answers(dataset, held_out, eos)
+        recipe, ranked = run_race(recipe, run, target, model, sizes, answers, stop, tracker)
+    size = sizes[ranked[0]["candidate"] if ranked else 0]
+    ready = prepare(recipe, run, target, model, dataset, held_out, eos)
+    module, validation, facts = ready.module, ready.validation, ready.facts
+    del model, ready  # the target's body is not needed any more, unless it is the teacher
+    resume_from = run.newest_whole() if run.attempt or ranked else None
+    best = fit(recipe, run, module, trained_on(stage, dataset), validation, stop, tracker, resume_from)
     if not first:
         return run.draft
     stop.check()
@@ -228,12 +222,15 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
         *(fitted.target, fitted.draft, fitted.overlap, fitted.overlap_same),
     )
     exported, factors = module.export()
-    meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, sizes, manifest, best, stage.max_steps)
+    if recipe.draft.lora is not None:
+        exported = merge_lora(exported)
+    meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, size, facts, manifest, best, stage.max_steps)
+    meta |= {"race": ranked} if ranked else {}
     ids = None if module.shortlist is None else module.shortlist.tolist()
     named = _tokenizer_class(target.folder)
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)
     run.link_latest()
-    tracker.summary({**best, "size": sizes.to_json(), "draft_folder": str(run.draft)})
+    tracker.summary({**best, "size": size.to_json(), "draft_folder": str(run.draft)})
     tracker.figure(best["step"], "curves", draw_curves(run.folder / "train.jsonl", run.folder / "curves.svg"))
     tracker.artifact(f"draft-{recipe.name}", run.draft, {key: meta[key] for key in ("target", "size", "metrics")})
     log.info("draft of step %s: %s", best["step"], run.draft)
@@ -280,7 +277,8 @@ def _device(recipe: Recipe, cuda: bool) -> str:
 def _stay_offline(recipe: Recipe) -> None:
     """Forbids the hub where the recipe does not need it. Must come before the first import that reads these."""
     bundled = TargetStage.model_fields["model"].default
-    models = [name for name in (recipe.target.model, recipe.draft.model) if name is not None]
+    drafts = [recipe.draft, *(recipe.draft.candidates or ())]
+    models = [name for name in (recipe.target.model, *(draft.model for draft in drafts)) if name is not None]
     traffic = [*sources(recipe.traffic.train), *sources(recipe.traffic.heldout)]
     local = all(name == bundled or os.path.exists(os.path.expanduser(name)) for name in models)
     if local and all(name == "bundled" or paths(name) for name in traffic):

@@ -128,13 +128,16 @@ def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None]]:
     """(name, config, head rows) of the recipe's draft and of its neighbours in depth and head.
 
     Args:
-        recipe: its draft stage; a pretrained draft has its own config and no neighbours.
+        recipe: its draft stage; a pretrained draft has its own config and no neighbours; a race gives its candidates.
         config: the target's.
     """
     from distill.models import load_config
     from distill.prune import layer_plan, pruned_config
 
     stage, rows = recipe.draft, recipe.draft.head.size
+    if stage.candidates is not None:
+        alone = [recipe.model_copy(update={"draft": draft}) for draft in stage.candidates]
+        return [(f"candidate {n}", *shapes_of(one, config)[0][1:]) for n, one in enumerate(alone)]
     if stage.kind == "pretrained":
         assert stage.model is not None
         return [("recipe", load_config(stage.model), rows)]
@@ -211,7 +214,13 @@ def verdict(plan: dict[str, Any], min_speedup: float) -> str:
     best = max(perfect, key=lambda name: perfect[name])
     if perfect[best] < min_speedup:
         return f"Do not train: even a perfect draft gives {perfect[best]:.2f}x here (asked for {min_speedup:.2f}x)."
-    own, other = likely["recipe"], max(likely, key=lambda name: likely[name])
+    other = max(likely, key=lambda name: likely[name])
+    if "recipe" not in likely:
+        return (
+            f"At alpha {PLAUSIBLE_ALPHA[0]} for all of them '{other}' is fastest ({likely[other]:.2f}x), at most "
+            f"{perfect[other]:.2f}x; they will not accept alike, so race them."
+        )
+    own = likely["recipe"]
     text = (
         f"The recipe's shape gives {own:.2f}x at alpha {PLAUSIBLE_ALPHA[0]} and at most {perfect['recipe']:.2f}x. "
         f"At that alpha the fastest shape is '{other}' ({likely[other]:.2f}x); a smaller draft accepts less, so "

@@ -285,6 +285,15 @@ def test_other_heads_and_a_pretrained_draft(head: str, world: Path, tmp_path: Pa
     assert not list(newest(tmp_path).glob("wandb"))
 
 
+def test_layers_by_influence_and_a_bridge_start_a_draft(world: Path, tmp_path: Path) -> None:
+    extra = ["draft.choose=influence", "draft.bridge=true", "distill.max_steps=3", "track.mode=disabled"]
+    assert main([str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", *extra]) == 0
+    meta = read_draft(newest(tmp_path) / "draft").meta
+    assert len(meta["layers"]) == 2
+    assert meta["bridge"]["error_after"] < meta["bridge"]["error_before"]
+    assert meta["bridge"]["num_tok"] > 100
+
+
 def test_the_teachers_give_one_draft(world: Path, tmp_path: Path) -> None:
     """Cached states, the live target and top-k with k = V: the same losses and weights, to the states' bf16."""
     rows = {}
