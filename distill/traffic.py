@@ -122,10 +122,8 @@ def _prompt(row: Row, traffic: Traffic) -> Prompt:
         raise TrafficError(f"{row.place}, column {column!r}: there is no user's turn to answer at the end")
     if not turns[-1]["content"].strip():
         raise TrafficError(f"{row.place}, column {column!r}: the prompt is empty")
-    if any(half := HALVES.search(turn["content"]) for turn in turns):
-        raise TrafficError(
-            f"{row.place}, column {column!r}: holds half a character, {half[0]!a}; no tokenizer reads it"
-        )
+    if half := HALVES.search("\n".join(turn["content"] for turn in turns)):
+        raise TrafficError(f"{row.place}, column {column!r}: holds half a character, {half[0]!a}; no tokenizer reads it")
     return Prompt(
         id=str(row.values.get("id") or row.name),
         domain=_text(row, "domain") or traffic.domain,
