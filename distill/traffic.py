@@ -123,7 +123,9 @@ def _prompt(row: Row, traffic: Traffic) -> Prompt:
     if not turns[-1]["content"].strip():
         raise TrafficError(f"{row.place}, column {column!r}: the prompt is empty")
     if half := HALVES.search("\n".join(turn["content"] for turn in turns)):
-        raise TrafficError(f"{row.place}, column {column!r}: holds half a character, {half[0]!a}; no tokenizer reads it")
+        raise TrafficError(
+            f"{row.place}, column {column!r}: holds half a character, {half[0]!a}; no tokenizer reads it"
+        )
     return Prompt(
         id=str(row.values.get("id") or row.name),
         domain=_text(row, "domain") or traffic.domain,
