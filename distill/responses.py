@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors.torch import save_file
@@ -300,7 +300,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _all_dicts(value: object) -> bool:
+def _all_dicts(value: object) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 

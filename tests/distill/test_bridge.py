@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from distill.bridge import _head_map, bridge
-from distill.losses import divergence
+from distill.loss_reference import divergence
 from distill.prune import prune
 from distill.teacher import Batch, ResponseDataset
 from tests.conftest import make_config, make_target

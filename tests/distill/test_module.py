@@ -44,7 +44,7 @@ def write_answers(folder: Path, target: PreTrainedModel, sizes: Sequence[tuple[i
     (folder / "rows-00000.jsonl").write_text("\n".join(rows) + "\n")
     save_file({"hidden": torch.cat(states).contiguous()}, folder / "hidden-00000.safetensors")
     shards = [{"shard": 0, "rows": len(rows), "tokens": sum(answer for _, answer in sizes)}]
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "shards": shards, "complete": True}))
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "settings": {}, "shards": shards, "complete": True}))
     return folder
 
 
