@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.model import Runner
-from eval.measure import Arm, Bench, EvalRequest, Load
+from eval.arms import Arm
+from eval.measure import Bench, EvalRequest, Load
 from eval.records import LOOKUP, RequestRow
 from eval.run import main
 from tests.engine.test_speculate import DRAFTS, TARGET, plain_greedy
