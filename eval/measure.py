@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,7 +104,12 @@ class Bench:
         self._clocks = {"bare": BareClock(self.target.device), "phased": phased(self.target.device)}
 
     def measure(
-        self, requests: Sequence[EvalRequest], arms: Sequence[Arm], warmup: int = 1, phased_every: int = 1
+        self,
+        requests: Sequence[EvalRequest],
+        arms: Sequence[Arm],
+        warmup: int = 1,
+        phased_every: int = 1,
+        takes: Callable[[EvalRequest], bool] | None = None,
     ) -> Iterator[RequestRow]:
         """Rows of all requests under all arms, one request at a time.
 
@@ -113,15 +118,26 @@ class Bench:
             arms: the baseline should be the first.
             warmup: requests that warm caches and clocks up.
             phased_every: every so many requests one is timed by phase too.
+            takes: asked before each request; false leaves it out. None takes all.
 
         Yields:
             rows, as they are measured.
         """
-        for index, request in enumerate([*requests[:warmup], *requests]):
+        index = -1
+        for place, request in enumerate([*requests[:warmup], *requests]):
+            if place >= warmup and takes is not None and not takes(request):
+                continue
+            index += 1
             yield from self._request(request, arms, index, index < warmup, index % phased_every == 0)
 
     def measure_sets(
-        self, sets: Sequence[RequestSet], arms: Sequence[Arm], batch: int, warmup: int = 1, phased_every: int = 1
+        self,
+        sets: Sequence[RequestSet],
+        arms: Sequence[Arm],
+        batch: int,
+        warmup: int = 1,
+        phased_every: int = 1,
+        takes: Callable[[RequestSet], bool] | None = None,
     ) -> Iterator[RequestRow]:
         """Rows of all sets under all arms, `batch` requests at a time.
 
@@ -131,6 +147,7 @@ class Bench:
             batch: rows, 2 to those of the slabs.
             warmup: 0 leaves out the short run of the first set that warms every arm up.
             phased_every: every so many sets one is timed by phase too.
+            takes: asked before each set; false leaves it out. None takes all.
 
         Yields:
             rows, set by set.
@@ -141,7 +158,11 @@ class Bench:
             for arm in arms:
                 yield from self._serve(short, arm, batch, "bare", True)
             self.load = load
-        for index, each in enumerate(sets):
+        index = -1
+        for each in sets:
+            if takes is not None and not takes(each):
+                continue
+            index += 1
             memory = self._memory(arms, batch)
             for arm, clock in _passes(arms, index, index % phased_every == 0):
                 self._recall(arm, batch, memory)
