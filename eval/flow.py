@@ -90,9 +90,10 @@ def _admit(decoder: Decoder, request: Request, clock: Clock) -> Served:
     ids = torch.tensor(request.ids, device=decoder.target.device)
     hidden = decoder.target.prefill(ids, row)[-1]
     read = clock.now_ms()
+    drafted = read
     if decoder.drafter is not None and decoder.drafter.reach(len(request.ids)) > 0:
         decoder.drafter.start(row, ids)
-    drafted = clock.now_ms()
+        drafted = clock.now_ms()
     answer = decoder.resume(request, hidden)
     return Served(answer, start_s, read - start + clock.now_ms() - drafted, drafted - read)
 

@@ -135,7 +135,10 @@ def test_t61_duplicate_keys_are_refused_with_both_lines(tmp_path: Path) -> None:
         ("eval.rule=block", "eval.rule = 'block' belongs to sampling"),
         ("eval.draft_temperatures=[0.5]", "eval.draft_temperatures belong to sampling"),
         ("eval={tree_nodes: 8, batches: [4]}", "trees are tried at batch 1"),
-        ("eval={temperature: 1.0, draft_temperature: 0.5, draft_temperatures: [0.5]}", "repeats eval.draft_temperature"),
+        (
+            "eval={temperature: 1.0, draft_temperature: 0.5, draft_temperatures: [0.5]}",
+            "repeats eval.draft_temperature",
+        ),
         ("eval.domains=[law]", "eval.domains names 'law'"),
         ("traffic.domain=law", "traffic.domain = 'law' has no bundled prompts"),
         ("target.dtype=fp16", "float32 | bfloat16 | float16"),
