@@ -126,7 +126,7 @@ def evaluate(recipe: Recipe, drafts: dict[str, Path], out: Path | None = None) -
     from eval.setup import costs_of, set_up
 
     bench, traffic, meta = set_up(recipe, drafts)
-    plan = costs_of(recipe, bench, traffic.requests)
+    plan = {**costs_of(recipe, bench, traffic.requests), "memory": meta.pop("memory")}
     arms, plan["trees"] = _arms(recipe, bench, traffic)
     provenance = collect(recipe.seed, str(bench.target.device))
     settings = {
