@@ -1,4 +1,4 @@
-"""python -m scripts.policy_replay --draft DIR [--prompts FILE ...] [--domains NAME ...]: adaptive against every fixed k.
+"""python -m scripts.policy_replay --draft DIR [--prompts FILE ...] [--domains NAME ...]: adaptive against each fixed k.
 
 The target answers held-out prompts greedily; of each answer it is recorded where the draft would have said the same.
 On these recordings every fixed k and the adaptive policy are replayed at this device's measured costs (or those of
