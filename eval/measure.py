@@ -70,6 +70,7 @@ class Bench:
         warmup: int = 1,
         phased_every: int = 1,
         takes: Callable[[EvalRequest], bool] | None = None,
+        keeps: Callable[[Arm], bool] | None = None,
     ) -> Iterator[RequestRow]:
         """Rows of all requests under all arms, one request at a time.
 
@@ -79,6 +80,7 @@ class Bench:
             warmup: requests that warm caches and clocks up.
             phased_every: every so many requests one is timed by phase too.
             takes: asked before each request; false leaves it out. None takes all.
+            keeps: asked of each arm before each request; false leaves it out. None keeps all.
 
         Yields:
             rows, as they are measured.
@@ -88,7 +90,8 @@ class Bench:
             if place >= warmup and takes is not None and not takes(request):
                 continue
             index += 1
-            yield from self._request(request, arms, index, index < warmup, index % phased_every == 0)
+            left = arms if keeps is None or place < warmup else [arm for arm in arms if keeps(arm)]
+            yield from self._request(request, left, index, index < warmup, index % phased_every == 0)
 
     def measure_sets(
         self,
