@@ -37,10 +37,12 @@ PLAUSIBLE_ALPHA = (0.5, 0.7)
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, measures, prints the plan."""
     parser = argparse.ArgumentParser(prog="python -m eval.plan", description=__doc__.split("\n")[0])
-    parser.add_argument("recipe", help="a recipe, such as recipes/code.yaml")
+    parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
     parser.add_argument("--check", action="store_true", help="check the recipe, measure nothing")
     args = parser.parse_intermixed_args(argv)
+    if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
+        parser.error("a recipe is needed, for example recipes/code.yaml")
     logging.basicConfig(
         level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )
@@ -126,18 +128,19 @@ def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None]]:
     """(name, config, head rows) of the recipe's draft and of its neighbours in depth and head.
 
     Args:
-        recipe: its draft stage; a pretrained draft has its own config and no neighbours.
+        recipe: its draft stage; a pretrained draft has its own config and no neighbours; a race gives its candidates.
         config: the target's.
     """
-    from transformers import AutoConfig
-
-    from distill.models import resolve
+    from distill.models import load_config
     from distill.prune import layer_plan, pruned_config
 
     stage, rows = recipe.draft, recipe.draft.head.size
+    if stage.candidates is not None:
+        alone = [recipe.model_copy(update={"draft": draft}) for draft in stage.candidates]
+        return [(f"candidate {n}", *shapes_of(one, config)[0][1:]) for n, one in enumerate(alone)]
     if stage.kind == "pretrained":
         assert stage.model is not None
-        return [("recipe", AutoConfig.from_pretrained(resolve(stage.model)), rows)]
+        return [("recipe", load_config(stage.model), rows)]
     layers = layer_plan(config.num_hidden_layers, stage.layers, stage.num_layers)
     widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
     found = [("recipe", pruned_config(config, layers, *widths), rows)]
@@ -211,7 +214,13 @@ def verdict(plan: dict[str, Any], min_speedup: float) -> str:
     best = max(perfect, key=lambda name: perfect[name])
     if perfect[best] < min_speedup:
         return f"Do not train: even a perfect draft gives {perfect[best]:.2f}x here (asked for {min_speedup:.2f}x)."
-    own, other = likely["recipe"], max(likely, key=lambda name: likely[name])
+    other = max(likely, key=lambda name: likely[name])
+    if "recipe" not in likely:
+        return (
+            f"At alpha {PLAUSIBLE_ALPHA[0]} for all of them '{other}' is fastest ({likely[other]:.2f}x), at most "
+            f"{perfect[other]:.2f}x; they will not accept alike, so race them."
+        )
+    own = likely["recipe"]
     text = (
         f"The recipe's shape gives {own:.2f}x at alpha {PLAUSIBLE_ALPHA[0]} and at most {perfect['recipe']:.2f}x. "
         f"At that alpha the fastest shape is '{other}' ({likely[other]:.2f}x); a smaller draft accepts less, so "
