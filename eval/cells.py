@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from distill.schema_eval import batch_of
 from engine import costs as model
 from engine.costs import Costs
 from eval import stats
+from eval.cell_parts import (
+    Cell,
+    all_shares,
+    eager_ms,
+    is_plain,
+    limits,
+    mean_request,
+    measured_verify_ms,
+    policy_words,
+    prediction,
+    prefix_spread_frac,
+    waterfall,
+)
 from eval.records import ALL, BASELINE, LOOKUP, RequestRow
-from eval.speedup import OBJECTIVES, latency_speedup, pair, realised_frac
+from eval.speedup import OBJECTIVES, latency_speedup, pair
+from eval.throughput import equal_memory, memory_bytes, throughput
 
-Cell = dict[str, Any]
 # Below this many requests a 95th percentile is the largest value under another name.
 MIN_REQUESTS_P95 = 20
 
@@ -25,7 +39,7 @@ class Settings:
     """What the figures and the verdict depend on besides the rows.
 
     Attributes:
-        objective: what the choice goes by, "latency@p50" or "latency@p95".
+        objective: what the choice goes by, "latency@p50", "latency@p95" or "throughput@B".
         min_speedup: of the objective, for a go.
         min_requests: fewer give "insufficient".
         bootstrap: resamples.
@@ -45,8 +59,9 @@ class Settings:
     domain: str = ""
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective is {self.objective!r}; allowed are {', '.join(OBJECTIVES)}")
+        if self.objective not in OBJECTIVES and batch_of(self.objective) is None:
+            allowed = ", ".join((*OBJECTIVES, "throughput@B"))
+            raise ValueError(f"objective is {self.objective!r}; allowed are {allowed}")
         if self.min_requests < 1 or self.bootstrap < 1 or not self.min_speedup > 0:
             raise ValueError(
                 f"min_requests {self.min_requests}, bootstrap {self.bootstrap} and min_speedup {self.min_speedup} "
@@ -57,6 +72,11 @@ class Settings:
     def of(cls, settings: Mapping[str, Any]) -> Settings:
         """Takes what it knows out of a larger mapping."""
         return cls(**{f.name: settings[f.name] for f in fields(cls) if f.name in settings})
+
+    @property
+    def latency(self) -> str:
+        """The latency that cells show beside a throughput objective."""
+        return self.objective if self.objective in OBJECTIVES else OBJECTIVES[0]
 
     @property
     def needed(self) -> int:
@@ -78,7 +98,7 @@ def build_cells(rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, sett
 
     Args:
         rows: measured rows of every arm.
-        plan: plan.json, for predictions and prefix KV; None without.
+        plan: plan.json, for predictions, prefix KV and memory; None without.
         settings: of the report.
 
     Returns:
@@ -96,6 +116,9 @@ def build_cells(rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, sett
                 everywhere = [] if domain == ALL else select(rows, ALL, group, batch)
                 other = [r for r in everywhere if r.domain != domain]
                 cells += _cells_here(here, other, domain, group, plan, settings)
+    for cell in cells:
+        if cell["status"] == "ok":
+            cell["throughput_speedup_equal_memory"] = equal_memory(cell, cells)
     return cells
 
 
@@ -130,11 +153,11 @@ def _cells_here(
         arms.setdefault(row.arm, []).append(row)
     baseline = arms.get(BASELINE, [])
     away = [r for r in other if r.arm == BASELINE]
-    drafts = {r.draft for r in rows if r.k}
+    drafts = {r.draft for r in rows if r.k and is_plain(r)}
     fitted = {d: stats.fit_costs(baseline, _ladder(rows, d), d) for d in drafts}
     moved = {d: stats.fit_costs(away, _ladder(other, d), d) for d in drafts}
     made = []
-    for arm, mine in sorted(arms.items(), key=lambda item: (item[1][0].draft, item[1][0].k)):
+    for arm, mine in sorted(arms.items(), key=lambda item: (item[1][0].draft, item[1][0].k, item[0])):
         draft = mine[0].draft
         cell = _cell(mine, baseline, fitted.get(draft), plan, moved.get(draft), settings)
         made.append({"arm": arm, "domain": domain, "group": group} | cell)
@@ -142,10 +165,10 @@ def _cells_here(
 
 
 def _ladder(rows: Iterable[RequestRow], draft: str) -> list[list[RequestRow]]:
-    """Rows of one draft, a list for each k."""
+    """Rows of one draft with chains of fixed length, a list for each k."""
     found: dict[int, list[RequestRow]] = {}
     for row in rows:
-        if row.draft == draft and row.k:
+        if row.draft == draft and row.k and is_plain(row):
             found.setdefault(row.k, []).append(row)
     return [found[k] for k in sorted(found)]
 
@@ -160,19 +183,26 @@ def _cell(
 ) -> Cell:
     """Every metric of one arm in one place."""
     one, pairs = rows[0], pair(baseline, rows)
-    speedup = latency_speedup(pairs, settings.objective, settings.bootstrap, settings.seed) if one.k else None
+    speedup = latency_speedup(pairs, settings.latency, settings.bootstrap, settings.seed) if one.k else None
+    # A tree's passes are none of the measured chains, a cycle of an adaptive policy may be longer than all of them.
+    costs = None if one.tree or (costs is not None and one.k > max(costs.V_ms)) else costs
     accepted = stats.acceptance(rows, settings.bootstrap, settings.seed)
     share, closure = stats.shares(rows)
     # Repeats would weigh their requests more.
     each = [found[0] for found in stats.by_request(rows).values()]
     contexts, lengths = [r.context_tok for r in each], [r.new_tok for r in each]
     planned = model.costs_for(plan, one.draft, round(fmean(contexts)), one.batch) if plan and one.k else None
-    speed, base_speed = stats.tokens_per_s(rows), stats.tokens_per_s(baseline)
-    request = _mean_request(each, [found[0] for found in stats.by_request(baseline).values()])
+    flow = throughput(rows, baseline, settings.bootstrap, settings.seed)
+    request = mean_request(each, [found[0] for found in stats.by_request(baseline).values()])
     cell: Cell = {
         "draft": one.draft,
-        "policy": f"chain, k = {one.k}" if one.k else "no speculation",
+        "label": one.label or one.arm,
+        "policy": policy_words(one),
         "k": one.k,
+        "rule": one.rule,
+        "tree": list(one.tree),
+        "draft_temperature": one.draft_temperature,
+        "recent": one.recent,
         "batch": one.batch,
         "device": one.device,
         "dtype": one.dtype,
@@ -185,116 +215,52 @@ def _cell(
         "T_ms": stats.token_ms(baseline),
         "decode_ms_per_tok": stats.token_ms(rows),
         "t_ms": costs.t_ms if costs and one.draft != LOOKUP else None,
-        "t_eager_ms": _eager(one, planned, costs),
+        "t_eager_ms": eager_ms(one, planned, costs),
         "t_graph_ms": planned.t_graph_ms if planned else None,
-        "V_ms": model.verify_ms(costs, one.k) if costs else None,
+        "V_ms": model.verify_ms(costs, one.k) if costs and one.policy == "fixed" else measured_verify_ms(rows, share),
         "costs": costs.to_json() if costs else None,
-        "share": _all_shares(rows, share, costs, planned),
-        "prefix_kv_spread_frac": _spread(planned),
+        "share": all_shares(rows, share, costs, planned),
+        "prefix_kv_spread_frac": prefix_spread_frac(planned),
         "closure_frac": closure,
         "clocks_differ_frac": stats.clocks_differ_frac(rows),
         "noise_frac": stats.noise_frac(rows),
         "latency_speedup": speedup,
         "slower_frac": speedup["slower_frac"] if speedup else None,
-        "throughput_tok_s": speed,
-        "throughput_speedup": speed / base_speed if speed and base_speed and one.k else None,
+        **flow,
+        "throughput_speedup_equal_memory": None,
+        "memory_bytes": memory_bytes(one, contexts, lengths, (plan or {}).get("memory")),
         "same_text_frac": fmean(p.same_text for p in pairs) if pairs and one.k else None,
         "bandwidth_frac": planned.bandwidth_frac if planned else None,
         "request": request,
         "pairs": [asdict(p) for p in pairs] if one.k else [],
         **stats.timing(rows),
-        **_limits(one, costs, request, speedup),
-        **_prediction(one.k, planned, moved, accepted, request, speedup),
+        **limits(one, costs, request, speedup),
+        **prediction(one, planned, moved, accepted, request, speedup),
     }
-    cell["waterfall"] = _waterfall(cell, costs, rows)
+    cell["waterfall"] = waterfall(cell, costs, rows)
     return cell if cell["num_requests"] >= settings.min_requests else _insufficient(cell)
-
-
-def _mean_request(rows: Sequence[RequestRow], baseline: Sequence[RequestRow]) -> dict[str, float]:
-    """The cell's mean request, for the model: prefills in ms and answer length in tokens."""
-    return {
-        "prefill_ms": fmean(r.prefill_ms for r in baseline or rows),
-        "draft_prefill_ms": fmean(r.draft_prefill_ms for r in rows),
-        "new_tok": max(1, round(fmean(r.new_tok for r in rows))),
-    }
-
-
-def _eager(one: RequestRow, planned: Costs | None, costs: Costs | None) -> float | None:
-    """Draft time a token in eager mode: from the plan, else from the rows where nothing was captured."""
-    if planned and planned.t_eager_ms is not None:
-        return planned.t_eager_ms
-    captured = planned is not None and planned.t_graph_ms is not None
-    return costs.t_ms if costs and one.draft != LOOKUP and not captured else None
-
-
-def _limits(one: RequestRow, costs: Costs | None, request: Cell, speedup: Cell | None) -> Cell:
-    """s, ceiling, realised part and break-even acceptance, from this cell's own costs."""
-    if costs is None:
-        return {"s": None, "ceiling": None, "realised_frac": None, "alpha_break_even": None}
-    top = model.ceiling(costs, request["prefill_ms"], request["new_tok"])
-    even = model.break_even_alpha(costs, one.k, **request) if one.draft != LOOKUP else None
-    return {
-        "s": top.s,
-        "ceiling": top.speedup,
-        "realised_frac": realised_frac(speedup["total"], top.speedup) if speedup else None,
-        # In the measure of the pooled alpha, accepted over proposed, so that the two can be subtracted.
-        "alpha_break_even": (model.tau(even, one.k) - 1) / one.k if even is not None else None,
-    }
-
-
-def _prediction(
-    k: int, planned: Costs | None, moved: Costs | None, accepted: Cell, request: Cell, speedup: Cell | None
-) -> Cell:
-    """What costs measured elsewhere (the plan, else the other domains) say, with this cell's acceptance."""
-    costs = planned or moved
-    positions = [p["c"] for p in accepted["accept_by_position"] if p["c"] is not None]
-    if costs is None or costs.draft == LOOKUP or not positions or not speedup or k > max(costs.V_ms):
-        return {"predicted_speedup": None, "predicted_from": None, "prediction_error_frac": None}
-    predicted = model.predicted_speedup(costs, k, positions, **request)
-    return {
-        "predicted_speedup": predicted,
-        "predicted_from": "plan" if planned else "other domains",
-        "prediction_error_frac": predicted / speedup["total"] - 1,
-    }
-
-
-def _all_shares(
-    rows: Sequence[RequestRow], share: dict[str, float] | None, costs: Costs | None, planned: Costs | None
-) -> dict[str, float | None] | None:
-    """Phase shares with the two cross-cuts, prefix KV (inside verify) and waste, which are not added to them."""
-    if share is None:
-        return None
-    wall = sum(r.wall_ms for r in rows)
-    wasted = stats.waste_ms(rows, costs) if rows[0].k else None
-    prefix = None
-    if planned and planned.prefix_kv_ms:
-        prefix = median(planned.prefix_kv_ms.values()) * sum(len(r.cycles) for r in rows) / wall
-    return {**share, "prefix_kv": prefix, "waste": wasted / wall if wasted is not None else None}
-
-
-def _spread(planned: Costs | None) -> float | None:
-    """How far the estimates of prefix KV time lie apart: (max - min) / median."""
-    values = list((planned.prefix_kv_ms or {}).values()) if planned else []
-    return (max(values) - min(values)) / median(values) if len(values) > 1 and median(values) > 0 else None
-
-
-def _waterfall(cell: Cell, costs: Costs | None, rows: Sequence[RequestRow]) -> list[dict[str, Any]]:
-    """tau down to the end-to-end speedup of all requests together; empty where a part is missing."""
-    share, plain = cell["share"], stats.bare(rows)
-    num = sum(len(r.cycles) for r in plain)
-    if not (costs and share and cell["tau"] and cell["latency_speedup"] and num):
-        return []
-    cycle = sum(r.wall_ms for r in plain) / num
-    verify, draft, sampling, host = (share[name] * cycle for name in ("verify", "draft", "sampling", "host"))
-    total = cell["latency_speedup"]["total"]
-    steps = model.waterfall(cell["tau"], costs.T_ms, verify, draft, sampling, host, total)
-    return [asdict(step) for step in steps]
 
 
 def _insufficient(cell: Cell) -> Cell:
     """Keeps the counts and the load; no figure that a handful of requests can not carry."""
-    kept = ("draft", "policy", "k", "batch", "device", "dtype", "temperature", "context_tok", "new_tok", "num_requests")
+    kept = (
+        "draft",
+        "label",
+        "policy",
+        "k",
+        "rule",
+        "tree",
+        "draft_temperature",
+        "recent",
+        "batch",
+        "device",
+        "dtype",
+        "temperature",
+        "context_tok",
+        "new_tok",
+        "num_requests",
+    )
     counts = ("num_cycles", "num_cut", "num_plain", "drafted", "accepted", "request")
-    empty: Cell = {"accept_by_position": [], "histogram": [], "pairs": [], "waterfall": []}
+    empty: Cell = {"accept_by_position": [], "histogram": [], "pairs": [], "waterfall": [], "sets": []}
     blank = {name: None for name in cell} | empty
     return blank | {name: cell[name] for name in kept + counts} | {"status": "insufficient"}

@@ -14,7 +14,23 @@ from eval.records import Cycle, RequestRow, RowError, append_rows, arm_name, cou
 from tests.eval.rows import make_row, make_run, plain, timed
 
 
-@pytest.mark.parametrize("module", ["records", "stats", "speedup", "cells", "choice", "rules", "verdict", "report"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "records",
+        "stats",
+        "speedup",
+        "cells",
+        "choice",
+        "rules",
+        "verdict",
+        "report",
+        "arms",
+        "budget",
+        "race",
+        "replay",
+    ],
+)
 def test_torch_free(module: str) -> None:
     code = f"import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None; import eval.{module}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
@@ -103,7 +119,7 @@ def test_file_round_trip_with_any_text(tmp_path: Path) -> None:
     append_rows(path, rows[1:])
     assert read_rows(path) == rows
     assert isinstance(read_rows(path)[0].cycles[0], Cycle)
-    assert json.loads(path.read_text().split("\n")[0])["format"] == 1
+    assert json.loads(path.read_text().split("\n")[0])["format"] == 2
 
 
 def test_a_killed_run_loses_only_its_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +138,7 @@ def test_bad_files_name_the_line(tmp_path: Path) -> None:
     good = path.read_text()
     cases = {
         "": "no whole line",
-        good.replace('"format": 1', '"format": 9'): "line 1: format is 9",
+        good.replace('"format": 2', '"format": 9'): "line 1: format is 9",
         good + "{not json}\n": "line 3: not JSON",
         good + "[1]\n": "line 3: a list",
         good.replace('"seed": 0', '"sead": 0'): r"line 2: unknown fields \['sead'\], missing \['seed'\]",
