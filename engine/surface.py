@@ -1,8 +1,8 @@
 """Measured costs at several loads -> costs at any context and batch. Pure arithmetic, no torch.
 
-A verify pass over w = B*(k+1) tokens takes u(w) + c2*sum(ctx): u is the measured table, read between its points; beyond
-them it goes on along the table's least-squares slope. What is left (draft, sampling, host) is a line in the rows and in the
-tokens that they hold. A load beyond the measured ones is an extrapolation and is called so.
+A verify pass over w = B*(k+1) tokens takes u(w) + c2*sum(ctx): u is the measured table, read between its points;
+beyond them it goes on along the table's least-squares slope. What is left (draft, sampling, host) is a line in the rows
+and in the tokens that they hold. A load beyond the measured ones is an extrapolation and is called so.
 """
 
 from __future__ import annotations
@@ -79,7 +79,16 @@ class Surface:
     def measured(self, context: float, batch: int = 1, k: int = 0) -> bool:
         """Whether this load lies among the measured ones (a fifth of leeway in context)."""
         low, high = self.contexts
-        return 0.8 * low <= context <= 1.25 * high and min(self.batches) <= batch <= max(self.batches) and k <= self.max_k
+        return (
+            0.8 * low <= context <= 1.25 * high and min(self.batches) <= batch <= max(self.batches) and k <= self.max_k
+        )
+
+    def reaches(self, context: float, batch: int = 1, k: int = 0) -> bool:
+        """Whether the fit may be asked at all: within twice the longest context and twice the widest pass measured.
+
+        How a device turns from reading weights to being busy with tokens can not be told from narrow passes.
+        """
+        return context <= 2 * self.contexts[1] and batch * (k + 1) <= 2 * self.widths[-1][0]
 
     def at(self, context: float, batch: int = 1, max_k: int | None = None) -> Costs:
         """Costs at one load, ready for everything in `engine.costs`.
@@ -136,13 +145,13 @@ def fit_surface(points: Sequence[Costs]) -> Surface:
     for k, batch, held, v in samples:
         by_width.setdefault(batch * (k + 1.0), []).append(max(1e-9, v - kv * held))
     widths = tuple((w, fmean(by_width[w])) for w in sorted(by_width))
-    slope = max(0.0, float(np.polyfit(*np.array(widths).T, 1)[0])) if len(widths) > 1 else 0.0
+    slope = float(np.polyfit([w for w, _ in widths], [v for _, v in widths], 1)[0]) if len(widths) > 1 else 0.0
     rest = [p.T_ms - p.V_ms.get(0, p.T_ms) for p in points]
     return Surface(
         points[0].draft,
         points[0].device,
         widths,
-        slope,
+        max(0.0, slope),
         kv,
         _line(points, rest),
         _line(points, [p.t_ms for p in points]),
@@ -163,12 +172,12 @@ def _context_ms(points: Sequence[Costs], samples: Sequence[tuple[int, int, float
         held.setdefault(batch * (k + 1.0), []).append((tokens, v))
     over = under = 0.0
     for pairs in held.values():
-        tokens = [n for n, _ in pairs]
-        if max(tokens) < APART_FRAC * min(tokens) or max(tokens) == 0:
+        sums = [n for n, _ in pairs]
+        if max(sums) < APART_FRAC * min(sums) or max(sums) == 0:
             continue
-        middle, mean = fmean(tokens), fmean(v for _, v in pairs)
+        middle, mean = fmean(sums), fmean(v for _, v in pairs)
         over += sum((n - middle) * (v - mean) for n, v in pairs)
-        under += sum((n - middle) ** 2 for n in tokens)
+        under += sum((n - middle) ** 2 for n in sums)
     if under:
         return max(0.0, over / under)
     known = [
@@ -191,10 +200,7 @@ def _line(points: Sequence[Costs], values: Sequence[float]) -> Line:
         x = np.column_stack([np.ones(len(y)), *columns.values()])
         found = np.linalg.lstsq(x, y, rcond=None)[0]
         worst = min(columns, key=lambda name: found[1 + list(columns).index(name)])
-        if found[1 + list(columns).index(worst)] >= 0 and found[0] >= 0:
-            return Line(float(found[0]), **{name: float(v) for name, v in zip(columns, found[1:])})
         if found[1 + list(columns).index(worst)] >= 0:
-            # A base below 0 is noise too: the line goes through the smallest load.
-            worst = "per_tok" if "per_tok" in columns else worst
+            return Line(float(found[0]), **{name: float(v) for name, v in zip(columns, found[1:])})
         del columns[worst]
     return Line(max(0.0, float(y.mean())))

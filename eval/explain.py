@@ -1,0 +1,113 @@
+"""`model` of report.json: the fitted cost model, its error on held-out cells, what-ifs, ceilings by load. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from engine import costs as model
+from engine.costs import Costs
+from engine.surface import Surface
+from eval.cells import Cell
+from eval.predict import Fitted, fit_rows, held_out, held_tok, model_json
+from eval.records import RequestRow
+from eval.whatif import answers, case_of
+
+# Where the three estimates of prefix KV lie further apart, none of them is to be believed.
+SPREAD_BAR_FRAC = 0.15
+CONTEXTS = (128, 512, 2048, 8192)
+BATCHES = (1, 4, 16, 64)
+
+
+def explain(
+    rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, judged: Cell | None
+) -> tuple[dict[str, Any], Fitted]:
+    """Fits the model and asks it everything that the report shows.
+
+    Args:
+        rows: measured rows.
+        plan: plan.json, or None.
+        judged: the cell that the verdict is about; None where nothing was judged.
+
+    Returns:
+        `prefill_ms`, `drafts` (fitted surfaces), `held_out`, `prefix_kv`, `what_if` (about the judged arm) and
+        `loads`; and the fit.
+    """
+    known = [Costs.from_json(c) for c in (plan or {}).get("costs", [])]
+    fitted = fit_rows(rows, known)
+    found = model_json(fitted)
+    surface = fitted.surfaces.get(judged["draft"]) if judged else None
+    found["held_out"] = held_out(rows, known)
+    found["prefix_kv"] = prefix_kv(known)
+    found["what_if"] = answers(case_of(found, surface, judged)) if judged and surface else []
+    found["loads"] = ceilings(surface, fitted, judged) if judged and surface else []
+    return found, fitted
+
+
+def prefix_kv(costs: Sequence[Costs]) -> list[dict[str, Any]]:
+    """The estimates of a verify pass's prefix KV time side by side.
+
+    Returns:
+        for each measured load: draft, context, batch, the estimates in ms (`fit`: c2 * sum(ctx); `difference`: V(ctx) -
+        V(ctx -> 0); `bandwidth`: KV bytes over copy bandwidth), their `median_ms`, `share_of_verify_frac`,
+        `spread_frac` ((max - min) / median) and `reliable` (spread within SPREAD_BAR_FRAC).
+    """
+    found = []
+    for c in costs:
+        if not c.prefix_kv_ms:
+            continue
+        values = list(c.prefix_kv_ms.values())
+        middle = median(values)
+        spread = (max(values) - min(values)) / middle if len(values) > 1 and middle > 0 else None
+        found.append(
+            {
+                "draft": c.draft,
+                "context": c.context,
+                "batch": c.batch,
+                **{f"{name}_ms": c.prefix_kv_ms.get(name) for name in ("fit", "difference", "bandwidth")},
+                "median_ms": middle,
+                "share_of_verify_frac": max(0.0, middle) / median(c.V_ms.values()),
+                "spread_frac": spread,
+                "reliable": spread is not None and spread <= SPREAD_BAR_FRAC,
+            }
+        )
+    return found
+
+
+def ceilings(surface: Surface, fitted: Fitted, cell: Cell) -> list[dict[str, Any]]:
+    """What the judged draft, and any draft, could give at each context and batch that the fit reaches.
+
+    Returns:
+        context, batch, T_ms, V_ms at the judged k, `ceiling` (perfect and free), `perfect` (every token accepted at
+        this draft's cost), `break_even` (pooled like alpha; None: no acceptance pays), `predicted` at the measured
+        acceptance and the best k (`best_k`, 0 is off), `measured_load`.
+    """
+    accept = [p["c"] for p in cell["accept_by_position"] if p["c"] is not None]
+    new_tok, k = max(2, int(cell["request"]["new_tok"])), cell["k"]
+    measured = [round(cell["context_tok"]["p50"])]
+    found = []
+    for context in sorted({*CONTEXTS, *measured}):
+        for batch in sorted({*BATCHES, cell["batch"]}):
+            held = held_tok(context, new_tok)
+            if not surface.reaches(held, batch, k):
+                continue
+            costs = surface.at(held, batch)
+            request = fitted.request(cell["draft"], context, new_tok)
+            even = model.break_even_alpha(costs, k, **request) if k <= surface.max_k else None
+            best_k, best = model.best_k(costs, accept, **request) if accept else (0, 1.0)
+            found.append(
+                {
+                    "context": context,
+                    "batch": batch,
+                    "T_ms": costs.T_ms,
+                    "V_ms": model.verify_ms(costs, min(k, surface.max_k)),
+                    "ceiling": model.ceiling(costs, request["prefill_ms"], new_tok).speedup,
+                    "perfect": model.best_k(costs, 1.0, **request)[1],
+                    "break_even": None if even is None else (model.tau(even, k) - 1) / k,
+                    "best_k": best_k,
+                    "predicted": best,
+                    "measured_load": surface.measured(held, batch, k),
+                }
+            )
+    return found
