@@ -11,6 +11,7 @@ import numpy as np
 from eval.bootstrap import Floats, interval, resamples
 from eval.cells import Cell, Settings, overall
 from eval.records import ALL, BASELINE, LOOKUP
+from eval.rivals import against_lookup, by_load, grid_regret
 from eval.speedup import objective_values
 
 # Arms whose objective is within this of the best are a tie.
@@ -36,6 +37,11 @@ class Candidate:
         e2e_p95_ms: p95 over requests of end-to-end time.
         size: parameters read per drafted token; 0 for look-up and the baseline.
         alpha, tau: acceptance, shown and never ranked by.
+        label: the arm in words, where the rows have one.
+        ttft_ms, tpot_ms, e2e_ms: p50 and p95 over the arm's requests.
+        slower_frac: requests that it made slower.
+        throughput_speedup, tok_s: tokens a second over the baseline's, and as they are.
+        load: context, batch, answer length and requests that the figures are of.
     """
 
     arm: str
@@ -48,6 +54,14 @@ class Candidate:
     high: float | None = None
     alpha: float | None = None
     tau: float | None = None
+    label: str = ""
+    ttft_ms: dict[str, float] | None = None
+    tpot_ms: dict[str, float] | None = None
+    e2e_ms: dict[str, float] | None = None
+    slower_frac: float | None = None
+    throughput_speedup: float | None = None
+    tok_s: float | None = None
+    load: dict[str, Any] | None = None
 
 
 def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -79,7 +93,9 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
     Returns:
         `choice` of report.json. Its arm is None when too few requests were measured.
     """
-    pool = [c for c in overall(cells, settings.domain) if c["k"] and c["status"] == "ok"]
+    here = overall(cells, settings.domain)
+    pool = [c for c in here if c["k"] and c["status"] == "ok"]
+    plain = next((c for c in here if not c["k"]), None)
     choice: dict[str, Any] = {
         "objective": settings.objective,
         "rank_key": RANK_KEYS[settings.objective],
@@ -96,15 +112,18 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "longest_accepted": None,
         "domain": None,
         "by_domain": {},
+        "by_load": [],
+        "grid_regret": None,
+        "lookup": None,
         "left_out": [],
     }
     most = max((c["num_requests"] for c in pool), default=0)
     kept = [c for c in pool if c["num_requests"] >= MIN_COVER_FRAC * most]
-    choice["left_out"] = [c["arm"] for c in overall(cells, settings.domain) if c["k"] and c not in kept]
+    choice["left_out"] = [c["arm"] for c in here if c["k"] and c not in kept]
     base, gains = _common(kept)
     if not kept or base.size < settings.needed:
         return choice
-    ranking = rank(_candidates(kept, base, gains, settings, sizes))
+    ranking = rank(_candidates(kept, plain, base, gains, settings, sizes))
     chosen = ranking[0]
     arms = [c["arm"] for c in kept]
     regret, held_out = _regret(base, gains, arms, chosen.arm, settings)
@@ -124,6 +143,9 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "longest_accepted": asdict(max(drafts, key=lambda c: c.tau or 0)) if drafts else None,
         "domain": kept[0]["domain"],
         "by_domain": _by_domain(cells, kept[0], chosen.arm, settings, sizes),
+        "by_load": by_load(cells, kept[0]["domain"], chosen.arm, settings),
+        "grid_regret": grid_regret(pool, chosen.arm, settings),
+        "lookup": against_lookup(ranking, arms, base, gains, settings),
     }
 
 
@@ -137,19 +159,44 @@ def _common(cells: Sequence[Cell]) -> tuple[Floats, Floats]:
     return base, np.array([[t[i]["speedup"] for i in ids] for t in tables])
 
 
+def _shown(cell: Cell | None) -> dict[str, Any]:
+    """What a table shows beside the ranking's own figures."""
+    if cell is None or cell["status"] != "ok":
+        return {}
+    load = {
+        "context_tok": cell["context_tok"]["p50"],
+        "batch": cell["batch"],
+        "new_tok": cell["new_tok"]["p50"],
+        "num_requests": cell["num_requests"],
+    }
+    return {
+        "label": cell.get("label") or "",
+        **{name: cell[name] for name in ("ttft_ms", "tpot_ms", "e2e_ms", "slower_frac", "throughput_speedup")},
+        "tok_s": cell["throughput_tok_s"],
+        "load": load,
+    }
+
+
 def _candidates(
-    cells: Sequence[Cell], base: Floats, gains: Floats, settings: Settings, sizes: Mapping[str, int]
+    cells: Sequence[Cell],
+    plain: Cell | None,
+    base: Floats,
+    gains: Floats,
+    settings: Settings,
+    sizes: Mapping[str, int],
 ) -> list[Candidate]:
     """Every arm on the common requests, the baseline included."""
     index = resamples(base.size, settings.bootstrap, settings.seed)
-    found = [Candidate(BASELINE, "", 0, 1.0, float(np.percentile(base, 95)), 0, 1.0, 1.0)]
+    slow_base = float(np.percentile(base, 95))
+    found = [Candidate(BASELINE, "", 0, 1.0, slow_base, 0, 1.0, 1.0, **_shown(plain))]
     for cell, gain in zip(cells, gains):
         value = float(objective_values(base, gain, settings.objective))
         low, high = interval(objective_values(base[index], gain[index], settings.objective))
         slow = float(np.percentile(base / gain, 95))
         size = sizes.get(cell["draft"], 0)
         alpha, tau = cell["alpha"], cell["tau"]
-        found.append(Candidate(cell["arm"], cell["draft"], cell["k"], value, slow, size, low, high, alpha, tau))
+        about = (cell["arm"], cell["draft"], cell["k"], value, slow, size, low, high, alpha, tau)
+        found.append(Candidate(*about, **_shown(cell)))
     return found
 
 
@@ -193,12 +240,13 @@ def _by_domain(
         base, gains = _common(mine)
         if domain in (like["domain"], ALL) or base.size < settings.min_requests:
             continue
-        ranking = rank(_candidates(mine, base, gains, settings, sizes))
+        ranking = rank(_candidates(mine, None, base, gains, settings, sizes))
         common = next((c for c in ranking if c.arm == chosen), ranking[0])
         result[domain] = {
             "arm": ranking[0].arm,
             "draft": ranking[0].draft,
             "k": ranking[0].k,
+            "label": ranking[0].label,
             "value": ranking[0].value,
             "chosen_value": common.value,
             "regret": max(0.0, 1 - common.value / ranking[0].value),

@@ -86,11 +86,11 @@ def fit_rows(rows: Sequence[RequestRow], known: Sequence[Costs] = ()) -> Fitted:
     drafts = {d: _line([(r.context_tok, r.draft_prefill_ms) for r in bare if r.draft == d]) for d in points}
     surfaces = {}
     for draft, found in points.items():
-        held = [held_tok(r.context_tok, r.new_tok) for r in rows if r.draft == draft]
+        spans = [held_tok(r.context_tok, r.new_tok) for r in rows if r.draft == draft]
         batches = {p.batch for p in found}
         # Loads that only the plan saw: what the rows saw is taken from them alone.
-        far = [c for c in known if c.draft == draft and (c.batch not in batches or c.context > APART_FRAC * max(held))]
-        ends = [*held, *(c.context for c in far)]
+        far = [c for c in known if c.draft == draft and (c.batch not in batches or c.context > APART_FRAC * max(spans))]
+        ends = [*spans, *(c.context for c in far)]
         surfaces[draft] = replace(fit_surface([*found, *far]), contexts=(round(min(ends)), round(max(ends))))
     return Fitted(surfaces, _line(plain), drafts)
 
@@ -163,6 +163,11 @@ def held_out(rows: Sequence[RequestRow], known: Sequence[Costs] = ()) -> dict[st
                 "meaning": meaning,
             }
     return {"points": points, "schemes": schemes, "bar_frac": ERROR_BAR_FRAC}
+
+
+def error_of(held: Mapping[str, Any]) -> float | None:
+    """The largest of the schemes' mean absolute errors: what the model is worth where it is worth least."""
+    return max((s["mean_abs_error_frac"] for s in held["schemes"].values()), default=None)
 
 
 def _predict_cells(rows: Sequence[RequestRow], fitted: Fitted) -> list[dict[str, Any]]:

@@ -17,10 +17,12 @@ from eval.canvas import Figure
 from eval.cells import Settings, build_cells, overall
 from eval.choice import choose
 from eval.definitions import DEFINITIONS
+from eval.explain import explain
 from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
+from eval.predict import error_of
 from eval.records import RequestRow, errors, measured
-from eval.verdict import decide
+from eval.verdict import decide, judged_arm
 from eval.views import (
     Report,
     arm_label,
@@ -67,6 +69,18 @@ def build_report(
         if cell not in judged:
             cell["pairs"] = []
     failed = [r for r in rows if r.error is not None]
+    about = judged_arm(choice)
+    mine = next((c for c in overall(cells, used.domain) if about and c["arm"] == about["arm"]), None)
+    modelled, fitted = explain(kept, plan, mine)
+    verdict = decide(
+        cells,
+        choice,
+        used,
+        len(failed),
+        {d["name"]: d for d in drafts},
+        fitted.surfaces.get(mine["draft"]) if mine else None,
+        error_of(modelled["held_out"]),
+    )
     return {
         "format": FORMAT,
         "device": settings.get("device") or sorted({r.device for r in rows}),
@@ -84,7 +98,8 @@ def build_report(
         "errors": errors(rows),
         "cells": cells,
         "choice": choice,
-        "verdict": decide(cells, choice, used, len(failed)),
+        "verdict": verdict,
+        "model": modelled,
         "costs": [dict(c) for c in (plan or {}).get("costs", [])],
         "provenance": dict(provenance),
     }

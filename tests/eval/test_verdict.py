@@ -159,7 +159,7 @@ def test_every_deciding_rule_is_listed_with_its_figure() -> None:
 
 def test_rules_are_one_table_with_remedies() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
-    assert all(rule.remedy and rule.passes in (">=", "<=") for rule in RULES)
+    assert all(rule.remedies and rule.passes in (">=", "<=") for rule in RULES)
 
 
 def test_a_slow_draft_is_no_go_with_the_draft_share_named() -> None:
@@ -260,7 +260,8 @@ def test_domain_gap_and_launch_bound_and_prefix_kv() -> None:
     index = reason(verdict, "launch-bound index")
     assert index is not None and index["figure"] == pytest.approx(1 - 0.6 / 2.1) and index["predicted_gain"] > 0
     prefix = reason(verdict, "prefix KV share")
-    assert prefix is not None and prefix["figure"] > 0.2 and prefix["predicted_gain"] > 0
+    assert prefix is not None and prefix["figure"] > 0.2
+    assert {r["remedy"] for r in prefix["remedies"]} >= {"window the draft's cache", "the best fixed k, or none"}
     spread = reason(verdict, "spread of the prefix KV estimates")
     assert spread is not None and spread["figure"] == pytest.approx(2 / 7)
     assert reason(verdict, "acceptance lost from the training domain") is not None
