@@ -182,9 +182,12 @@ def _predict_cells(rows: Sequence[RequestRow], fitted: Fitted) -> list[dict[str,
         if surface is None or len(pairs) < MIN_PAIRS or not accepted:
             continue
         each = [rows_of[0] for rows_of in stats.by_request(stats.bare(mine)).values()]
+        theirs = [rows_of[0] for rows_of in stats.by_request(stats.bare(base)).values()]
+        # All that is not decoding: prefills, and in a batch the waiting for those of others.
+        before = fmean(r.e2e_ms - r.wall_ms for r in theirs)
         request: dict[str, Any] = {
-            "prefill_ms": fmean(r.prefill_ms for r in each),
-            "draft_prefill_ms": fmean(r.draft_prefill_ms for r in each),
+            "prefill_ms": before,
+            "draft_prefill_ms": max(0.0, fmean(r.e2e_ms - r.wall_ms for r in each) - before),
             "new_tok": max(1, round(fmean(r.new_tok for r in each))),
         }
         context = fmean(r.context_tok for r in each)

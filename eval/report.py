@@ -36,7 +36,7 @@ from eval.views import (
     struck,
 )
 
-FORMAT = 1
+FORMAT = 2
 
 
 def build_report(
@@ -100,6 +100,7 @@ def build_report(
         "choice": choice,
         "verdict": verdict,
         "model": modelled,
+        "against": None,
         "costs": [dict(c) for c in (plan or {}).get("costs", [])],
         "provenance": dict(provenance),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from eval import show
 from eval.cells import Cell, overall
-from eval.records import ALL, LOOKUP, PHASES
+from eval.records import ALL, LOOKUP, PHASES, arm_name
 
 Report = Mapping[str, Any]
 
@@ -21,7 +21,32 @@ def arm_label(cell: Mapping[str, Any], limit: int = 36) -> str:
     """An arm in words: "code-5pct, k = 3"; a long name is cut, k never."""
     if not cell["k"]:
         return "no speculation"
+    if cell.get("label") and cell["arm"] != arm_name(cell["draft"], cell["k"]):
+        return show.plain(cell["label"], limit + 12)
     return f"{show.plain(words(cell['draft']), limit)}, k = {cell['k']}"
+
+
+def is_chain(cell: Mapping[str, Any]) -> bool:
+    """Whether an arm drafts a fixed k, so that it stands on a line over k."""
+    return bool(cell["k"]) and cell["arm"] == arm_name(cell["draft"], cell["k"])
+
+
+def load_label(cell: Mapping[str, Any]) -> str:
+    """A load in a figure: context group, its typical context, batch."""
+    group = "all contexts" if cell["group"] == ALL else show.plain(cell["group"], 12)
+    return f"{group} ({cell['context_tok']['p50']:,.0f}), B = {cell['batch']}"
+
+
+def loads(report: Report, arm: str | None) -> list[Cell]:
+    """Cells of one arm in the judged domain, one for each context group and batch, shortest context first.
+
+    Groups pooled together are left out where there are several.
+    """
+    here = overall_cells(report)
+    domain = here[0]["domain"] if here else ALL
+    mine = [c for c in report["cells"] if c["arm"] == arm and c["domain"] == domain and c["status"] == "ok"]
+    apart = [c for c in mine if c["group"] != ALL]
+    return sorted(apart or mine, key=lambda c: (c["batch"], c["context_tok"]["p50"]))
 
 
 def draft_names(report: Report) -> list[str]:
@@ -62,8 +87,9 @@ def ladder(report: Report, which: str) -> list[Cell]:
         for c in report["cells"]
         if c["draft"] == judged["draft"] and c["group"] == judged["group"] and c["batch"] == judged["batch"]
     ]
-    k = judged["k"] if which == "judged" else max(c["k"] for c in mine)
-    chosen = [c for c in mine if c["k"] == k and c["status"] == "ok"]
+    longest = max((c for c in mine if is_chain(c)), key=lambda c: c["k"], default=judged)
+    arm = judged["arm"] if which == "judged" else longest["arm"]
+    chosen = [c for c in mine if c["arm"] == arm and c["status"] == "ok"]
     return sorted(chosen, key=lambda c: c["domain"] == ALL)
 
 
