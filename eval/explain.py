@@ -8,7 +8,7 @@ from typing import Any
 
 from engine import costs as model
 from engine.costs import Costs
-from engine.surface import Surface
+from engine.surface import APART_FRAC, Surface
 from eval.cells import Cell
 from eval.predict import Fitted, fit_rows, held_out, held_tok, model_json
 from eval.records import RequestRow
@@ -21,13 +21,14 @@ BATCHES = (1, 4, 16, 64)
 
 
 def explain(
-    rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, judged: Cell | None
+    rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, cells: Sequence[Cell], judged: Cell | None
 ) -> tuple[dict[str, Any], Fitted]:
     """Fits the model and asks it everything that the report shows.
 
     Args:
         rows: measured rows.
         plan: plan.json, or None.
+        cells: of `build_cells`; their prefix KV shares are completed.
         judged: the cell that the verdict is about; None where nothing was judged.
 
     Returns:
@@ -36,6 +37,7 @@ def explain(
     """
     known = [Costs.from_json(c) for c in (plan or {}).get("costs", [])]
     fitted = fit_rows(rows, known)
+    set_prefix_shares(cells, fitted, known)
     found = model_json(fitted)
     surface = fitted.surfaces.get(judged["draft"]) if judged else None
     found["held_out"] = held_out(rows, known)
@@ -45,8 +47,24 @@ def explain(
     return found, fitted
 
 
+def set_prefix_shares(cells: Sequence[Cell], fitted: Fitted, known: Sequence[Costs]) -> None:
+    """Prefix KV share of cells whose context the plan did not measure, from the rows' own c2 * sum(ctx)."""
+    for c in cells:
+        surface = fitted.surfaces.get(c["draft"])
+        if not surface or not c["share"] or not c["V_ms"]:
+            continue
+        held = held_tok(c["context_tok"]["p50"], c["new_tok"]["p50"])
+        near = [p.context for p in known if p.draft == c["draft"] and p.batch == c["batch"] and p.context]
+        if not any(1 / APART_FRAC <= held / at <= APART_FRAC for at in near):
+            part = min(1.0, surface.kv_ms * c["batch"] * held / c["V_ms"])
+            c["share"]["prefix_kv"] = part * c["share"]["verify"]
+
+
 def prefix_kv(costs: Sequence[Costs]) -> list[dict[str, Any]]:
     """The estimates of a verify pass's prefix KV time side by side.
+
+    Args:
+        costs: of the plan.
 
     Returns:
         for each measured load: draft, context, batch, the estimates in ms (`fit`: c2 * sum(ctx); `difference`: V(ctx) -

@@ -164,7 +164,7 @@ def verify_surface(report: Report) -> Figure | None:
             ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             ax.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
         else:
-            ax.set_ylim(bottom=0)
+            ax.set_ylim(0, 1.12 * max(tall))
         ax.set_xticks(range(surface["max_k"] + 1))
         ax.set_xlabel("proposed tokens a cycle, k")
         ax.set_ylabel("verify pass, ms")
@@ -172,12 +172,10 @@ def verify_surface(report: Report) -> Figure | None:
             loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=3, handlelength=1.0, columnspacing=0.8, fontsize=6.5
         )
 
-    fit = surface["fit"]
-    quality = (
-        f" Linear in k + 1 and context: R² {fit['r2']:.3f}, worst residual {percent(fit['worst_frac'], 1)}."
-        if fit
-        else ""
-    )
+    fit, quality = surface["fit"], ""
+    if fit:
+        worst = percent(fit["worst_frac"], 1)
+        quality = f" A plane in B(k + 1) and cached tokens fits with R² {fit['r2']:.3f}, worst residual {worst}."
     caption = (
         "Marks are measured, lines are the model: a table over the tokens of a pass, and "
         f"{1e3 * surface['kv_ms']:.2f} ms for every 1,000 tokens in the cache.{quality}"

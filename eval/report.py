@@ -71,7 +71,7 @@ def build_report(
     failed = [r for r in rows if r.error is not None]
     about = judged_arm(choice)
     mine = next((c for c in overall(cells, used.domain) if about and c["arm"] == about["arm"]), None)
-    modelled, fitted = explain(kept, plan, mine)
+    modelled, fitted = explain(kept, plan, cells, mine)
     verdict = decide(
         cells,
         choice,

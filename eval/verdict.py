@@ -188,10 +188,7 @@ def _level(rival: Mapping[str, Any]) -> str:
     """What must be said when a control that costs nothing can not be told from the draft."""
     if not rival["level"]:
         return ""
-    return (
-        f" Prompt look-up, which needs no draft, is as good within the interval ({rival['lookup_value']:.2f}x; "
-        f"draft over look-up {rival['low']:.2f} to {rival['high']:.2f})."
-    )
+    return f" Prompt look-up, which is free, is level with it ({rival['lookup_value']:.2f}x)."
 
 
 def notices(judged: Mapping[str, Any], choice: Mapping[str, Any], cells: Sequence[Cell]) -> list[str]:

@@ -194,15 +194,20 @@ def notes(report: Report) -> list[str]:
     best, longest = choice["acceptance_best"], choice["longest_accepted"]
     # Against another k of the same draft alpha says nothing: it falls with k.
     mine = next(c for c in choice["ranking"] if c["arm"] == choice["arm"])
-    rivals = []
+    rivals: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     if best and choice["k"] and best["draft"] != choice["draft"] and (best["alpha"] or 0) > (mine["alpha"] or 0):
-        rivals.append((best, "the highest acceptance"))
+        rivals.setdefault(best["arm"], (best, []))[1].append("the highest acceptance")
     if longest and (longest["tau"] or 0) > (mine["tau"] or 1):
-        rivals.append((longest, "the most tokens a cycle"))
-    for other, what in rivals:
+        rivals.setdefault(longest["arm"], (longest, []))[1].append("the most tokens a cycle")
+    for other, what in rivals.values():
         acceptance = f"alpha {show.number(other['alpha'])}, tau {show.number(other['tau'])}"
         end = f"still ends at {show.speed(other['value'])}: acceptance does not decide"
-        said.append(f"{arm_label(other)} has {what} ({acceptance}) and {end}.")
+        said.append(f"{arm_label(other)} has {' and '.join(what)} ({acceptance}) and {end}.")
+    if choice["grid_regret"] is not None:
+        said.append(
+            f"Against the best arm of the whole grid, each rival on the requests that it shares with the choice, the "
+            f"choice loses {show.percent(choice['grid_regret'], 1)}."
+        )
     if choice["left_out"]:
         said.append(f"Not compared, too few requests: {', '.join(choice['left_out'])}.")
     return said

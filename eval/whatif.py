@@ -58,7 +58,7 @@ class Question:
             for name, word in (("k", "k ="), ("batch", "batch"), ("context", "context"), ("new_tok", "answer tokens"))
             if getattr(self, name) is not None
         ]
-        return ", ".join(said) or "as measured"
+        return ", ".join(said) or "as it is"
 
 
 def parse(text: str) -> Question:
@@ -126,7 +126,7 @@ def ask(case: Case, question: Question) -> dict[str, Any]:
 
     Returns:
         `what` in words; the changed `k`, `context`, `batch`, `new_tok`; `speedup`; `gain_frac` over the case as it is;
-        `best_k` and `best_speedup` (0 and 1: off); `ceiling`; `alpha_break_even`, None when no acceptance pays;
+        `best_k` and `best_speedup` (0 and 1: off); `ceiling`; `alpha_break_even` (pooled like alpha; None: none pays);
         `measured_load`: False when the load lies outside what was measured; `why_not`: None, or why the figures are
         None (a load so far off that the model would guess).
     """
@@ -151,13 +151,14 @@ def ask(case: Case, question: Question) -> dict[str, Any]:
     request = case.request(context, new_tok)
     speedup = model.predicted_speedup(costs, k, accept, **request)
     best_k, best = model.best_k(costs, accept, **request)
+    even = model.break_even_alpha(costs, k, **request)
     return found | {
         "speedup": speedup,
         "gain_frac": speedup / as_it_is(case) - 1,
         "best_k": best_k,
         "best_speedup": best,
         "ceiling": model.ceiling(costs, request["prefill_ms"], new_tok).speedup,
-        "alpha_break_even": model.break_even_alpha(costs, k, **request),
+        "alpha_break_even": None if even is None else (model.tau(even, k) - 1) / k,
     }
 
 
