@@ -11,7 +11,6 @@ from distill.fields import (
     BUNDLED_DOMAINS,
     Count,
     Fraction,
-    Length,
     Loss,
     Positive,
     Stage,
@@ -20,12 +19,12 @@ from distill.fields import (
     TopP,
     Weight,
     Word,
-    distinct,
     increasing,
     ordered,
     paths,
     sources,
 )
+from distill.schema_eval import Eval
 
 
 class Target(Stage):
@@ -232,48 +231,6 @@ class Distill(Stage):
                 f"= {self.tokens_per_step} cannot hold a row of distill.max_length = {self.max_length}; "
                 "raise the first or lower the second",
             )
-
-
-class Eval(Stage):
-    """How the draft is measured and chosen.
-
-    Attributes:
-        k: draft lengths to try.
-        temperature, top_p, top_k: of the served target; 0 is greedy.
-        draft_temperature: the draft's own; null is the target's.
-        draft_top_p: the draft's own.
-        num_requests: per domain.
-        min_requests: fewer give "insufficient" instead of a number.
-        max_new_tok: tokens a request.
-        warmup: requests run first and left out.
-        phased_every: every so many requests one is timed by phase too (shares); the others by the bare clock alone.
-        objective: what the choice minimises.
-        min_speedup: below it the verdict is no-go.
-        bootstrap: resamples of an interval.
-        lookup: also run the prompt look-up control.
-        domains: held-out domains to measure.
-    """
-
-    k: Annotated[tuple[Length, ...], Field(min_length=1), AfterValidator(distinct)] = (1, 2, 3, 4, 5)
-    temperature: Temperature = 0.0
-    top_p: TopP = 1.0
-    top_k: Count = 0
-    draft_temperature: Temperature | None = None
-    draft_top_p: TopP = 1.0
-    num_requests: Positive = 8
-    min_requests: Positive = 5
-    max_new_tok: Positive = 96
-    warmup: Count = 1
-    phased_every: Positive = 1
-    objective: Literal["latency@p50", "latency@p95"] = "latency@p50"
-    min_speedup: Annotated[float, Field(gt=0)] = 1.05
-    bootstrap: Annotated[int, Field(ge=100)] = 2000
-    lookup: bool = True
-    domains: Annotated[tuple[Word, ...], Field(min_length=1), AfterValidator(distinct)] = BUNDLED_DOMAINS
-
-    def clashes(self) -> Iterator[tuple[str, str]]:
-        if self.num_requests < self.min_requests:
-            yield "num_requests", f"= {self.num_requests} is less than eval.min_requests = {self.min_requests}"
 
 
 class Track(Stage):

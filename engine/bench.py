@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from engine.graphs import Step
 from engine.model import Runner
 from engine.request import Request
 from engine.speculate import Decoder
+from engine.tree import Tree
+from engine.tree_cycle import TreeDecoder
+from engine.tree_draft import TreeDrafter
 
 
 def copy_bandwidth(device: torch.device | str = "cpu", nbytes: int | None = None, rounds: int = 7) -> float:
@@ -125,25 +128,58 @@ def cycle_times(
     Returns:
         {k: {"draft", "verify", "sampling", "host", "wall"}} in milliseconds.
     """
+    decoders = {k: Decoder(target, (), drafter if k else None, k, clock=phased(target.device), graph=graph) for k in ks}
+    return _times(decoders, context, batch, rounds)
+
+
+def tree_times(
+    target: Runner,
+    drafter: TreeDrafter,
+    trees: Sequence[Tree],
+    ks: Sequence[int],
+    context: int,
+    batch: int = 1,
+    rounds: int = 9,
+    graph: bool = False,
+) -> tuple[list[dict[str, float]], dict[int, dict[str, float]]]:
+    """Median milliseconds of the phases of one cycle with each tree and of one with each chain, all interleaved.
+
+    Args:
+        target, context, batch, rounds, graph: as in `cycle_times`; trees and their drafter are eager.
+        drafter: proposes both.
+        trees: trees of at least one proposal.
+        ks: lengths of chains.
+
+    Returns:
+        a row for each tree, in their order, and a row for each k.
+    """
+    decoders: dict[int, Decoder] = {
+        k: Decoder(target, (), drafter, k, clock=phased(target.device), graph=graph) for k in ks
+    }
+    # Trees are told from chains by keys below 0.
+    decoders |= {-1 - i: TreeDecoder(target, (), drafter, t, clock=phased(target.device)) for i, t in enumerate(trees)}
+    found = _times(decoders, context, batch, rounds)
+    return [found[-1 - i] for i in range(len(trees))], {k: found[k] for k in ks}
+
+
+def _times(decoders: Mapping[int, Decoder], context: int, batch: int, rounds: int) -> dict[int, dict[str, float]]:
+    """Median milliseconds of the phases of a cycle of each decoder, over rows of random tokens."""
     generator = torch.Generator().manual_seed(0)
-    vocab = target.config.vocab_size
-    decoders: dict[int, Decoder] = {}
-    for k in ks:
-        decoder = Decoder(target, (), drafter if k else None, k, clock=phased(target.device), graph=graph)
-        hidden = torch.zeros(target.config.hidden_size, dtype=target.dtype, device=target.device)
+    for decoder in decoders.values():
+        config, device = decoder.target.config, decoder.target.device
+        hidden = torch.zeros(config.hidden_size, dtype=decoder.target.dtype, device=device)
         for row in range(batch):
-            ids = torch.randint(0, vocab, (context,), generator=generator).tolist()
+            ids = torch.randint(0, config.vocab_size, (context,), generator=generator).tolist()
             decoder.resume(Request(f"bench-{row}", tuple(ids), 1 << 20), hidden)
-        decoders[k] = decoder
-    samples: dict[int, list[dict[str, float]]] = {k: [] for k in ks}
+    samples: dict[int, list[dict[str, float]]] = {key: [] for key in decoders}
     for i in range(rounds + 2):
-        for k, decoder in decoders.items():
+        for key, decoder in decoders.items():
             start = decoder.clock.now_ms()
             decoder.cycle()
             wall = decoder.clock.now_ms() - start
             phases = decoder.clock.totals_ms()
             if i >= 2:
-                samples[k].append({**phases, "host": wall - sum(phases.values()), "wall": wall})
+                samples[key].append({**phases, "host": wall - sum(phases.values()), "wall": wall})
     names = ("draft", "verify", "sampling", "host", "wall")
     return {k: {n: statistics.median(s.get(n, 0.0) for s in rows) for n in names} for k, rows in samples.items()}
 

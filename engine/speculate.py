@@ -188,8 +188,8 @@ class Decoder:
         self._last, self._length, self._temperature, self._keys, self._live = state
         self._drawn, self._draws = torch.tensor(drawn, device=device, dtype=torch.long), draws_of(temperatures)
 
-    def _retire(self) -> list[Answer]:
-        """Takes finished rows out; the last active row moves into each gap."""
+    def retire(self) -> list[Answer]:
+        """Takes finished rows out; the last active row moves into each gap. `cycle` does so by itself."""
         done = [a for a in self.active if a.finish]
         if self.policy is not None:
             for answer in done:
@@ -257,7 +257,7 @@ class Decoder:
         assert hidden is not None and result is not None
         rows = self._to_host(result)
         self._record([r[1] for r in rows], [r[2:] for r in rows], [r[0] for r in rows], hidden)
-        return self._retire()
+        return self.retire()
 
     def _batch(self) -> Batch:
         """What this cycle starts from."""
@@ -336,6 +336,6 @@ class Decoder:
                     more = False
                     break
                 self.admit(request)
-                yield from self._retire()
+                yield from self.retire()
             if self.active:
                 yield from self.cycle()

@@ -98,7 +98,7 @@ class TreeDecoder(Decoder):
             self.taken.update(
                 tuple(ranks[row][: kept[row]]) for row, answer in enumerate(answers) if not self._shortened(answer)
             )
-        return self._retire()
+        return self.retire()
 
     def _shortened(self, answer: Answer) -> bool:
         """Did the end of the text or the length limit, not the target, decide how far this cycle went?"""

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from distill.schema_eval import batch_of
 from engine import costs as model
 from engine.costs import Costs
 from eval import stats
 from eval.records import ALL, BASELINE, LOOKUP, RequestRow
 from eval.speedup import OBJECTIVES, latency_speedup, pair, realised_frac
+from eval.throughput import equal_memory, memory_bytes, throughput
 
 Cell = dict[str, Any]
 # Below this many requests a 95th percentile is the largest value under another name.
@@ -25,7 +27,7 @@ class Settings:
     """What the figures and the verdict depend on besides the rows.
 
     Attributes:
-        objective: what the choice goes by, "latency@p50" or "latency@p95".
+        objective: what the choice goes by, "latency@p50", "latency@p95" or "throughput@B".
         min_speedup: of the objective, for a go.
         min_requests: fewer give "insufficient".
         bootstrap: resamples.
@@ -45,8 +47,9 @@ class Settings:
     domain: str = ""
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective is {self.objective!r}; allowed are {', '.join(OBJECTIVES)}")
+        if self.objective not in OBJECTIVES and batch_of(self.objective) is None:
+            allowed = ", ".join((*OBJECTIVES, "throughput@B"))
+            raise ValueError(f"objective is {self.objective!r}; allowed are {allowed}")
         if self.min_requests < 1 or self.bootstrap < 1 or not self.min_speedup > 0:
             raise ValueError(
                 f"min_requests {self.min_requests}, bootstrap {self.bootstrap} and min_speedup {self.min_speedup} "
@@ -57,6 +60,11 @@ class Settings:
     def of(cls, settings: Mapping[str, Any]) -> Settings:
         """Takes what it knows out of a larger mapping."""
         return cls(**{f.name: settings[f.name] for f in fields(cls) if f.name in settings})
+
+    @property
+    def latency(self) -> str:
+        """The latency that cells show beside a throughput objective."""
+        return self.objective if self.objective in OBJECTIVES else OBJECTIVES[0]
 
     @property
     def needed(self) -> int:
@@ -78,7 +86,7 @@ def build_cells(rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, sett
 
     Args:
         rows: measured rows of every arm.
-        plan: plan.json, for predictions and prefix KV; None without.
+        plan: plan.json, for predictions, prefix KV and memory; None without.
         settings: of the report.
 
     Returns:
@@ -96,6 +104,9 @@ def build_cells(rows: Sequence[RequestRow], plan: Mapping[str, Any] | None, sett
                 everywhere = [] if domain == ALL else select(rows, ALL, group, batch)
                 other = [r for r in everywhere if r.domain != domain]
                 cells += _cells_here(here, other, domain, group, plan, settings)
+    for cell in cells:
+        if cell["status"] == "ok":
+            cell["throughput_speedup_equal_memory"] = equal_memory(cell, cells)
     return cells
 
 
@@ -130,22 +141,27 @@ def _cells_here(
         arms.setdefault(row.arm, []).append(row)
     baseline = arms.get(BASELINE, [])
     away = [r for r in other if r.arm == BASELINE]
-    drafts = {r.draft for r in rows if r.k}
+    drafts = {r.draft for r in rows if r.k and _plain(r)}
     fitted = {d: stats.fit_costs(baseline, _ladder(rows, d), d) for d in drafts}
     moved = {d: stats.fit_costs(away, _ladder(other, d), d) for d in drafts}
     made = []
-    for arm, mine in sorted(arms.items(), key=lambda item: (item[1][0].draft, item[1][0].k)):
+    for arm, mine in sorted(arms.items(), key=lambda item: (item[1][0].draft, item[1][0].k, item[0])):
         draft = mine[0].draft
         cell = _cell(mine, baseline, fitted.get(draft), plan, moved.get(draft), settings)
         made.append({"arm": arm, "domain": domain, "group": group} | cell)
     return made
 
 
+def _plain(row: RequestRow) -> bool:
+    """Is this a chain of fixed length? Of such rows the cost model is made."""
+    return row.policy == "fixed" and not row.tree and row.recent is None
+
+
 def _ladder(rows: Iterable[RequestRow], draft: str) -> list[list[RequestRow]]:
-    """Rows of one draft, a list for each k."""
+    """Rows of one draft with chains of fixed length, a list for each k."""
     found: dict[int, list[RequestRow]] = {}
     for row in rows:
-        if row.draft == draft and row.k:
+        if row.draft == draft and row.k and _plain(row):
             found.setdefault(row.k, []).append(row)
     return [found[k] for k in sorted(found)]
 
@@ -160,19 +176,26 @@ def _cell(
 ) -> Cell:
     """Every metric of one arm in one place."""
     one, pairs = rows[0], pair(baseline, rows)
-    speedup = latency_speedup(pairs, settings.objective, settings.bootstrap, settings.seed) if one.k else None
+    speedup = latency_speedup(pairs, settings.latency, settings.bootstrap, settings.seed) if one.k else None
+    # A tree's passes are none of the measured chains, a cycle of an adaptive policy may be longer than all of them.
+    costs = None if one.tree or (costs is not None and one.k > max(costs.V_ms)) else costs
     accepted = stats.acceptance(rows, settings.bootstrap, settings.seed)
     share, closure = stats.shares(rows)
     # Repeats would weigh their requests more.
     each = [found[0] for found in stats.by_request(rows).values()]
     contexts, lengths = [r.context_tok for r in each], [r.new_tok for r in each]
     planned = model.costs_for(plan, one.draft, round(fmean(contexts)), one.batch) if plan and one.k else None
-    speed, base_speed = stats.tokens_per_s(rows), stats.tokens_per_s(baseline)
+    flow = throughput(rows, baseline, settings.bootstrap, settings.seed)
     request = _mean_request(each, [found[0] for found in stats.by_request(baseline).values()])
     cell: Cell = {
         "draft": one.draft,
-        "policy": f"chain, k = {one.k}" if one.k else "no speculation",
+        "label": one.label or one.arm,
+        "policy": _policy(one),
         "k": one.k,
+        "rule": one.rule,
+        "tree": list(one.tree),
+        "draft_temperature": one.draft_temperature,
+        "recent": one.recent,
         "batch": one.batch,
         "device": one.device,
         "dtype": one.dtype,
@@ -187,7 +210,7 @@ def _cell(
         "t_ms": costs.t_ms if costs and one.draft != LOOKUP else None,
         "t_eager_ms": _eager(one, planned, costs),
         "t_graph_ms": planned.t_graph_ms if planned else None,
-        "V_ms": model.verify_ms(costs, one.k) if costs else None,
+        "V_ms": model.verify_ms(costs, one.k) if costs and one.policy == "fixed" else _verify_ms(rows, share),
         "costs": costs.to_json() if costs else None,
         "share": _all_shares(rows, share, costs, planned),
         "prefix_kv_spread_frac": _spread(planned),
@@ -196,18 +219,34 @@ def _cell(
         "noise_frac": stats.noise_frac(rows),
         "latency_speedup": speedup,
         "slower_frac": speedup["slower_frac"] if speedup else None,
-        "throughput_tok_s": speed,
-        "throughput_speedup": speed / base_speed if speed and base_speed and one.k else None,
+        **flow,
+        "throughput_speedup_equal_memory": None,
+        "memory_bytes": memory_bytes(one, contexts, lengths, (plan or {}).get("memory")),
         "same_text_frac": fmean(p.same_text for p in pairs) if pairs and one.k else None,
         "bandwidth_frac": planned.bandwidth_frac if planned else None,
         "request": request,
         "pairs": [asdict(p) for p in pairs] if one.k else [],
         **stats.timing(rows),
         **_limits(one, costs, request, speedup),
-        **_prediction(one.k, planned, moved, accepted, request, speedup),
+        **_prediction(one, planned, moved, accepted, request, speedup),
     }
     cell["waterfall"] = _waterfall(cell, costs, rows)
     return cell if cell["num_requests"] >= settings.min_requests else _insufficient(cell)
+
+
+def _policy(one: RequestRow) -> str:
+    """How an arm proposes, in words."""
+    if not one.k:
+        return "no speculation"
+    if one.tree:
+        return f"tree of {len(one.tree) - 1}, depth {one.k}"
+    return f"chain, k = {one.k}" if one.policy == "fixed" else f"adaptive, k <= {one.k}"
+
+
+def _verify_ms(rows: Sequence[RequestRow], share: Mapping[str, float] | None) -> float | None:
+    """Mean verify time of a cycle, as it was measured."""
+    num = sum(len(r.cycles) for r in stats.bare(rows))
+    return share["verify"] * sum(r.wall_ms for r in stats.bare(rows)) / num if share and num else None
 
 
 def _mean_request(rows: Sequence[RequestRow], baseline: Sequence[RequestRow]) -> dict[str, float]:
@@ -232,7 +271,8 @@ def _limits(one: RequestRow, costs: Costs | None, request: Cell, speedup: Cell |
     if costs is None:
         return {"s": None, "ceiling": None, "realised_frac": None, "alpha_break_even": None}
     top = model.ceiling(costs, request["prefill_ms"], request["new_tok"])
-    even = model.break_even_alpha(costs, one.k, **request) if one.draft != LOOKUP else None
+    chain = one.draft != LOOKUP and one.policy == "fixed"
+    even = model.break_even_alpha(costs, one.k, **request) if chain else None
     return {
         "s": top.s,
         "ceiling": top.speedup,
@@ -243,12 +283,12 @@ def _limits(one: RequestRow, costs: Costs | None, request: Cell, speedup: Cell |
 
 
 def _prediction(
-    k: int, planned: Costs | None, moved: Costs | None, accepted: Cell, request: Cell, speedup: Cell | None
+    one: RequestRow, planned: Costs | None, moved: Costs | None, accepted: Cell, request: Cell, speedup: Cell | None
 ) -> Cell:
     """What costs measured elsewhere (the plan, else the other domains) say, with this cell's acceptance."""
-    costs = planned or moved
+    costs, k = planned or moved, one.k if _plain(one) else 0
     positions = [p["c"] for p in accepted["accept_by_position"] if p["c"] is not None]
-    if costs is None or costs.draft == LOOKUP or not positions or not speedup or k > max(costs.V_ms):
+    if costs is None or costs.draft == LOOKUP or not positions or not speedup or not 0 < k <= max(costs.V_ms):
         return {"predicted_speedup": None, "predicted_from": None, "prediction_error_frac": None}
     predicted = model.predicted_speedup(costs, k, positions, **request)
     return {
@@ -293,8 +333,24 @@ def _waterfall(cell: Cell, costs: Costs | None, rows: Sequence[RequestRow]) -> l
 
 def _insufficient(cell: Cell) -> Cell:
     """Keeps the counts and the load; no figure that a handful of requests can not carry."""
-    kept = ("draft", "policy", "k", "batch", "device", "dtype", "temperature", "context_tok", "new_tok", "num_requests")
+    kept = (
+        "draft",
+        "label",
+        "policy",
+        "k",
+        "rule",
+        "tree",
+        "draft_temperature",
+        "recent",
+        "batch",
+        "device",
+        "dtype",
+        "temperature",
+        "context_tok",
+        "new_tok",
+        "num_requests",
+    )
     counts = ("num_cycles", "num_cut", "num_plain", "drafted", "accepted", "request")
-    empty: Cell = {"accept_by_position": [], "histogram": [], "pairs": [], "waterfall": []}
+    empty: Cell = {"accept_by_position": [], "histogram": [], "pairs": [], "waterfall": [], "sets": []}
     blank = {name: None for name in cell} | empty
     return blank | {name: cell[name] for name in kept + counts} | {"status": "insufficient"}

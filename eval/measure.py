@@ -2,41 +2,43 @@
 
 One pass goes through the arms forwards, the next one backwards, so a machine that drifts hurts all arms alike. One of
 the two is timed by the bare clock (totals), the other by the phase clock (shares); which comes first alternates. With
-`phased_every` over 1 the other requests take one bare pass, forwards and backwards in turn.
+`phased_every` over 1 the other requests take one bare pass, forwards and backwards in turn. At batch over 1 a set of
+requests takes the place of a request, and each arm reads the prompts itself, as they are admitted.
+
+An arm has one decoder for the life of the bench: graphs are captured once, and a policy remembers earlier requests, as
+it would in serving. All passes over one request start from the same memory.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.clock import BareClock, Clock, phased
-from engine.draft import Drafter, LookupDrafter, ModelDrafter
+from engine.costs import Costs
+from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
+from engine.policy import Adaptive, Policy
 from engine.request import Answer, Request
 from engine.speculate import Decoder
+from engine.tree_cycle import TreeDecoder
+from engine.tree_draft import TreeDrafter
 from engine.warp import Warp
-from eval.records import BASELINE, LOOKUP, Cycle, RequestRow, arm_name
+from eval.arms import Arm
+from eval.flow import serve
+from eval.records import BASELINE, LOOKUP, SELF, Cycle, RequestRow
 
 # Every third request repeats its baseline: the spread of equal runs is what tells a noisy machine.
 REPEAT_EVERY = 3
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A way to decode: no draft (k = 0), the prompt look-up, or a named draft, with k proposals a cycle."""
-
-    draft: str
-    k: int
-
-    @property
-    def name(self) -> str:
-        return arm_name(self.draft, self.k)
+# Tokens a request while a batch warms up.
+WARMUP_TOK = 16
 
 
 @dataclass(frozen=True)
@@ -70,37 +72,143 @@ class Load:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class RequestSet:
+    """Requests that are decoded together, all of one domain and group; `index` tells the sets of a run apart."""
+
+    index: int
+    requests: tuple[EvalRequest, ...]
+
+
 @dataclass
 class Bench:
-    """One target and its drafts, one row each, on which requests are measured.
+    """One target and its drafts, on which requests are measured.
 
     Attributes:
-        target: the target.
-        drafts: runners by name.
+        target: the target; its slab has as many rows as the largest batch.
+        drafts: runners by name, with as many rows.
         load: the decoding settings.
+        graph: capture steps as CUDA graphs (self-speculation and trees draft eagerly all the same).
+        costs: measured ones, for adaptive policies; by draft, batch and context.
     """
 
     target: Runner
     drafts: Mapping[str, Runner]
     load: Load
+    graph: bool = False
+    costs: Sequence[Costs] = ()
+    _decoders: dict[tuple[Arm, int], Decoder] = field(default_factory=dict)
     _order: int = field(default=0)
 
+    def __post_init__(self) -> None:
+        self._clocks = {"bare": BareClock(self.target.device), "phased": phased(self.target.device)}
+
     def measure(
-        self, requests: Sequence[EvalRequest], arms: Sequence[Arm], warmup: int = 1, phased_every: int = 1
+        self,
+        requests: Sequence[EvalRequest],
+        arms: Sequence[Arm],
+        warmup: int = 1,
+        phased_every: int = 1,
+        takes: Callable[[EvalRequest], bool] | None = None,
     ) -> Iterator[RequestRow]:
-        """Rows of all requests under all arms.
+        """Rows of all requests under all arms, one request at a time.
 
         Args:
             requests: the first `warmup` of them run once more in front, their rows tagged.
             arms: the baseline should be the first.
             warmup: requests that warm caches and clocks up.
             phased_every: every so many requests one is timed by phase too.
+            takes: asked before each request; false leaves it out. None takes all.
 
         Yields:
             rows, as they are measured.
         """
-        for index, request in enumerate([*requests[:warmup], *requests]):
+        index = -1
+        for place, request in enumerate([*requests[:warmup], *requests]):
+            if place >= warmup and takes is not None and not takes(request):
+                continue
+            index += 1
             yield from self._request(request, arms, index, index < warmup, index % phased_every == 0)
+
+    def measure_sets(
+        self,
+        sets: Sequence[RequestSet],
+        arms: Sequence[Arm],
+        batch: int,
+        warmup: int = 1,
+        phased_every: int = 1,
+        takes: Callable[[RequestSet], bool] | None = None,
+    ) -> Iterator[RequestRow]:
+        """Rows of all sets under all arms, `batch` requests at a time.
+
+        Args:
+            sets: of requests that fit.
+            arms: the baseline should be the first.
+            batch: rows, 2 to those of the slabs.
+            warmup: 0 leaves out the short run of the first set that warms every arm up.
+            phased_every: every so many sets one is timed by phase too.
+            takes: asked before each set; false leaves it out. None takes all.
+
+        Yields:
+            rows, set by set.
+        """
+        if warmup and sets:
+            short = RequestSet(sets[0].index, sets[0].requests[:batch])
+            load, self.load = self.load, replace(self.load, max_new=min(WARMUP_TOK, self.load.max_new))
+            for arm in arms:
+                yield from self._serve(short, arm, batch, "bare", True)
+            self.load = load
+        index = -1
+        for each in sets:
+            if takes is not None and not takes(each):
+                continue
+            index += 1
+            memory = self._memory(arms, batch)
+            for arm, clock in _passes(arms, index, index % phased_every == 0):
+                self._recall(arm, batch, memory)
+                yield from self._serve(each, arm, batch, clock, False)
+
+    def decoder(self, arm: Arm, batch: int = 1) -> Decoder:
+        """The arm's decoder at this batch; made when it is first asked for."""
+        if (arm, batch) not in self._decoders:
+            self._decoders[arm, batch] = self._build(arm, batch)
+        return self._decoders[arm, batch]
+
+    def _build(self, arm: Arm, batch: int) -> Decoder:
+        load = self.load
+        common = load.seed, load.top_k, load.top_p
+        if arm.tree is not None:
+            drafter = TreeDrafter(self.drafts[arm.runner], load.seed, self._warp(arm))
+            return TreeDecoder(self.target, load.eos, drafter, arm.tree, *common)
+        policy = None
+        if arm.adaptive:
+            policy = Adaptive([c for c in self.costs if (c.draft, c.batch) == (arm.runner, batch)], arm.k)
+        drafted = self._drafter(arm)
+        return Decoder(self.target, load.eos, drafted, arm.k, *common, rule=arm.rule, policy=policy, graph=self.graph)
+
+    def _drafter(self, arm: Arm) -> Drafter | None:
+        if arm.k == 0:
+            return None
+        if arm.draft == LOOKUP:
+            return LookupDrafter(device=self.target.device)
+        if arm.draft.startswith(SELF):
+            return SelfDrafter(self.target, int(arm.draft.removeprefix(SELF)), self.load.seed)
+        return ModelDrafter(self.drafts[arm.runner], self.load.seed, self._warp(arm), self.graph)
+
+    def _warp(self, arm: Arm) -> Warp | None:
+        warp = self.load.draft_warps.get(arm.draft)
+        if arm.draft_temperature is None:
+            return warp
+        return replace(warp or Warp(self.load.temperature), temperature=arm.draft_temperature)
+
+    def _memory(self, arms: Sequence[Arm], batch: int) -> dict[Arm, Policy | None]:
+        """What each policy knows now."""
+        return {arm: copy.deepcopy(self.decoder(arm, batch).policy) for arm in arms if arm.adaptive}
+
+    def _recall(self, arm: Arm, batch: int, memory: Mapping[Arm, Policy | None]) -> None:
+        """Puts a policy back to what it knew: a second pass must not profit from the first."""
+        if arm in memory:
+            self.decoder(arm, batch).policy = copy.deepcopy(memory[arm])
 
     def _request(
         self, request: EvalRequest, arms: Sequence[Arm], index: int, warmup: bool, both: bool
@@ -115,19 +223,17 @@ class Bench:
         hidden, prefill_ms = self._prefill(self.target, ids)
         draft_prefill = {
             name: self._prefill(self.drafts[name], ids)[1]
-            for name in dict.fromkeys(arm.draft for arm in arms if arm.draft in self.drafts)
+            for name in dict.fromkeys(arm.runner for arm in arms if arm.runner in self.drafts)
             if len(ids) < self.drafts[name].max_positions
         }
-        if both:
-            clocks = ("phased", "bare") if index % 2 else ("bare", "phased")
-            runs = [(arm, clocks[0], 0) for arm in arms] + [(arm, clocks[1], 0) for arm in reversed(arms)]
-        else:
-            runs = [(arm, "bare", 0) for arm in (reversed(arms) if index % 2 else arms)]
+        runs = [(arm, clock, 0) for arm, clock in _passes(arms, index, both)]
         if index % REPEAT_EVERY == 0:
             runs += [(arm, "bare", 1) for arm in arms if arm.name == BASELINE]
+        memory = self._memory(arms, 1)
         for arm, clock, repeat in runs:
+            self._recall(arm, 1, memory)
             blank = self._blank(request, arm, clock, repeat, warmup)
-            draft_ms = draft_prefill.get(arm.draft, 0.0)
+            draft_ms = draft_prefill.get(arm.runner, 0.0)
             yield self._run(replace(blank, prefill_ms=prefill_ms, draft_prefill_ms=draft_ms), request, arm, hidden)
 
     @torch.inference_mode()
@@ -139,33 +245,42 @@ class Bench:
         return hidden, clock.now_ms() - start
 
     def _run(self, blank: RequestRow, request: EvalRequest, arm: Arm, hidden: Tensor) -> RequestRow:
-        load = self.load
-        clock = phased(self.target.device) if blank.clock == "phased" else BareClock(self.target.device)
-        decoder = Decoder(
-            self.target, load.eos, self._drafter(arm), arm.k, load.seed, load.top_k, load.top_p, clock=clock
-        )
+        load, clock, decoder = self.load, self._clocks[blank.clock], self.decoder(arm)
+        decoder.clock = clock
+        clock.totals_ms()
         start_s = time.perf_counter()
         answer = decoder.resume(Request(request.id, request.ids, load.max_new, load.temperature), hidden)
         wall_ms, phases = decode(decoder, answer, clock)
-        return replace(
+        return _done(
             blank,
-            error=None,
-            new_tok=len(answer.tokens),
-            finish=answer.finish,
-            cycles=tuple(Cycle(c.proposed, c.accepted, c.emitted, c.cut) for c in answer.cycles),
+            answer,
             wall_ms=wall_ms,
             phases_ms=phases if blank.clock == "phased" else None,
             ttft_ms=blank.prefill_ms + blank.draft_prefill_ms,
-            tokens_sha=hashlib.sha1(repr(answer.tokens).encode(), usedforsecurity=False).hexdigest(),
             start_s=start_s,
         )
 
-    def _drafter(self, arm: Arm) -> Drafter | None:
-        if arm.k == 0:
-            return None
-        if arm.draft == LOOKUP:
-            return LookupDrafter(device=self.target.device)
-        return ModelDrafter(self.drafts[arm.draft], self.load.seed, self.load.draft_warps.get(arm.draft))
+    def _serve(self, each: RequestSet, arm: Arm, batch: int, clock: str, warmup: bool) -> Iterator[RequestRow]:
+        """One arm's pass over a set."""
+        load, decoder = self.load, self.decoder(arm, batch)
+        decoder.clock = self._clocks[clock]
+        by_id = {r.id: r for r in each.requests}
+        asked = [Request(r.id, r.ids, load.max_new, load.temperature) for r in each.requests]
+        for served in serve(decoder, asked, batch, decoder.clock):
+            blank = self._blank(by_id[served.answer.request.id], arm, clock, 0, warmup)
+            yield _done(
+                replace(blank, batch=batch, set=each.index),
+                served.answer,
+                wall_ms=served.wall_ms,
+                prefill_ms=served.prefill_ms,
+                draft_prefill_ms=served.draft_prefill_ms,
+                stall_ms=served.stall_ms,
+                phases_ms=served.phases_ms if clock == "phased" else None,
+                ttft_ms=served.prefill_ms + served.draft_prefill_ms,
+                steady_tok=served.steady_tok,
+                steady_ms=served.steady_ms,
+                start_s=served.start_s,
+            )
 
     def _blank(self, request: EvalRequest, arm: Arm, clock: str, repeat: int, warmup: bool) -> RequestRow:
         """A row with all that is known before the run."""
@@ -199,7 +314,34 @@ class Bench:
             seed=self.load.seed,
             start_s=time.perf_counter(),
             order=self._order,
+            label=arm.label,
+            policy=arm.policy,
+            rule=arm.rule,
+            tree=() if arm.tree is None else arm.tree.parents,
+            draft_temperature=arm.draft_temperature,
+            recent=arm.recent,
         )
+
+
+def _passes(arms: Sequence[Arm], index: int, both: bool) -> list[tuple[Arm, str]]:
+    """Arm and clock of each run of one request or set."""
+    if not both:
+        return [(arm, "bare") for arm in (reversed(arms) if index % 2 else arms)]
+    first, second = ("phased", "bare") if index % 2 else ("bare", "phased")
+    return [(arm, first) for arm in arms] + [(arm, second) for arm in reversed(arms)]
+
+
+def _done(blank: RequestRow, answer: Answer, **times: Any) -> RequestRow:
+    """The row of a finished answer."""
+    return replace(
+        blank,
+        error=None,
+        new_tok=len(answer.tokens),
+        finish=answer.finish,
+        cycles=tuple(Cycle(c.proposed, c.accepted, c.emitted, c.cut) for c in answer.cycles),
+        tokens_sha=hashlib.sha1(repr(answer.tokens).encode(), usedforsecurity=False).hexdigest(),
+        **times,
+    )
 
 
 def decode(decoder: Decoder, answer: Answer, clock: Clock) -> tuple[float, dict[str, float]]:
@@ -221,6 +363,7 @@ def decode(decoder: Decoder, answer: Answer, clock: Clock) -> tuple[float, dict[
         decoder.cycle()
         cycles_ms += clock.now_ms() - before
     wall_ms = clock.now_ms() - start
+    decoder.retire()  # an answer of one token had no cycle to leave in
     totals = clock.totals_ms()
     phases = {name: totals.get(name, 0.0) for name in ("draft", "verify", "sampling")}
     return wall_ms, {**phases, "host": max(0.0, cycles_ms - sum(phases.values()))}

@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 BASELINE = "baseline"
 LOOKUP = "lookup"
+SELF = "self-"  # and a number: that many of the target's first layers
 ALL = "all"
 PHASES = ("draft", "verify", "sampling", "host")
 CLOCKS = ("bare", "phased")
+POLICIES = ("fixed", "adaptive")
+RULES = ("token", "block")
 # What each field may hold in JSON; a whole number is also a good float.
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -31,6 +34,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "float | None": (float, int, type(None)),
     "dict[str, float] | None": (dict, type(None)),
     "tuple[Cycle, ...]": (list, tuple),
+    "tuple[int, ...]": (list, tuple),
+    "int | None": (int, type(None)),
 }
 
 
@@ -59,9 +64,9 @@ class RequestRow:
 
     Attributes:
         request_id, domain, group: the request; group is its context class ("short", "medium", ...).
-        arm: "baseline", "draft:NAME@kN" or "lookup@kN" (see `arm_name`).
-        draft: draft name, "lookup", or "" for the baseline.
-        k: proposals a cycle; 0 is the baseline.
+        arm: "baseline", "draft:NAME@kN", "lookup@kN", "draft:NAME@adaptiveN", ... (see `eval.arms.Arm.name`).
+        draft: draft name, "lookup", "self-N", or "" for the baseline.
+        k: proposals a cycle; 0 is the baseline. The most that an adaptive policy proposes; the levels of a tree.
         batch: rows decoded together.
         context_tok, new_tok: prompt tokens; answer tokens, the first of which the prefill gave.
         repeat, order: which repeat; running number in the run.
@@ -78,6 +83,15 @@ class RequestRow:
         tokens_sha: hash of the answer's ids, so that arms can be compared token by token.
         device, dtype, temperature, seed: what it ran on and with.
         start_s: when decoding was asked for, seconds on one clock for the run.
+        label: the arm for people; "" is as good as the arm's name.
+        policy: "fixed" or "adaptive".
+        rule: "token" or "block".
+        tree: parents of a tree's nodes; empty for a chain.
+        draft_temperature, recent: the arm's own, None where it has none.
+        set: which requests were decoded together; 0 at batch 1.
+        stall_ms: how long it stood still while other requests were prefilled; 0 at batch 1.
+        steady_tok, steady_ms: what it emitted while no row was empty, and its share of that time: over a set they add
+            up to the tokens and the length of the steady state. 0 at batch 1.
 
     Raises:
         RowError: a field that contradicts another, named with the request and arm.
@@ -111,6 +125,16 @@ class RequestRow:
     seed: int
     start_s: float
     order: int
+    label: str = ""
+    policy: str = "fixed"
+    rule: str = "token"
+    tree: tuple[int, ...] = ()
+    draft_temperature: float | None = None
+    recent: int | None = None
+    set: int = 0
+    stall_ms: float = 0.0
+    steady_tok: int = 0
+    steady_ms: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -120,6 +144,7 @@ class RequestRow:
             if isinstance(value, float) and not math.isfinite(value):
                 raise RowError(f"{self._where()}: {field.name} is {value}; it must be finite")
         object.__setattr__(self, "cycles", tuple(Cycle(*cycle) for cycle in self.cycles))
+        object.__setattr__(self, "tree", tuple(self.tree))
         self._check()
 
     def _where(self) -> str:
@@ -136,10 +161,13 @@ class RequestRow:
             faults.append(f"k is {self.k}; allowed are 0..16")
         if (self.arm == BASELINE) != (self.k == 0):
             faults.append(f"k is {self.k} but the arm is {self.arm!r}; k = 0 is the baseline, and only it")
+        if self.policy not in POLICIES or self.rule not in RULES:
+            faults.append(f"policy is {self.policy!r}, rule {self.rule!r}; allowed are {POLICIES} and {RULES}")
         if self.batch < 1:
             faults.append(f"batch is {self.batch}; it must be at least 1")
         if self.error is None:
-            if min(self.wall_ms, self.prefill_ms, self.draft_prefill_ms, self.ttft_ms) < 0:
+            times = self.wall_ms, self.prefill_ms, self.draft_prefill_ms, self.ttft_ms, self.stall_ms, self.steady_ms
+            if min(times) < 0:
                 faults.append("a time is negative")
             if self.new_tok > 1 and self.wall_ms == 0:
                 faults.append(f"wall_ms is 0 for {self.new_tok} tokens")
@@ -160,8 +188,8 @@ class RequestRow:
 
     @property
     def e2e_ms(self) -> float:
-        """Whole request: both prefills and decoding."""
-        return self.prefill_ms + self.draft_prefill_ms + self.wall_ms
+        """Whole request: both prefills, decoding, and at batch over 1 the prefills of others that it waited for."""
+        return self.prefill_ms + self.draft_prefill_ms + self.stall_ms + self.wall_ms
 
     @property
     def tpot_ms(self) -> float | None:
@@ -170,15 +198,15 @@ class RequestRow:
 
 
 def arm_name(draft: str, k: int) -> str:
-    """Names an arm: "baseline", "lookup@k4", "draft:code@k3".
+    """Names an arm with a fixed k: "baseline", "lookup@k4", "self-6@k3", "draft:code@k3".
 
     Args:
-        draft: draft name, "lookup", or "" for none.
+        draft: draft name, "lookup", "self-N", or "" for none.
         k: proposals a cycle.
     """
     if k == 0:
         return BASELINE
-    return f"{LOOKUP}@k{k}" if draft == LOOKUP else f"draft:{draft}@k{k}"
+    return f"{draft}@k{k}" if draft == LOOKUP or draft.startswith(SELF) else f"draft:{draft}@k{k}"
 
 
 def measured(rows: Iterable[RequestRow]) -> list[RequestRow]:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -22,14 +23,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from distill.provenance import collect
 from distill.recipe import Recipe, dump, load_recipe
-from eval.records import BASELINE, LOOKUP, append_rows, read_rows
+from eval.budget import Budget
+from eval.cells import Settings
+from eval.records import BASELINE, LOOKUP, SELF, append_rows, read_rows
 from eval.report import build_report, terminal_table, write_report
 
 if TYPE_CHECKING:
+    from eval.arms import Arm
     from eval.measure import Bench, EvalRequest
+    from eval.setup import Traffic
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True)
+
+# Sets of a cell that are measured whatever the budget: fewer have no interval.
+MIN_SETS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,8 +95,10 @@ def draft_names(folders: Sequence[Path]) -> dict[str, Path]:
         name = real.name if real.name != "draft" else f"{real.parent.parent.name}-{real.parent.name}"
         if real.name == "draft" and len(folders) == 1:
             name = real.parent.parent.name
-        if name in names or name in (BASELINE, LOOKUP):
-            raise ValueError(f"two drafts would be called {name!r}; rename one folder")
+        if name in names or name in (BASELINE, LOOKUP) or name.startswith(SELF):
+            raise ValueError(
+                f"{folder} would be called {name!r}, which is another draft's name or a control's; rename the folder"
+            )
         names[name] = folder
     return names
 
@@ -113,11 +123,11 @@ def evaluate(recipe: Recipe, drafts: dict[str, Path], out: Path | None = None) -
     rows_path = out / "requests.jsonl"
     if rows_path.exists():
         raise ValueError(f"{rows_path} holds rows of an earlier evaluation; give another --out")
-    from eval.setup import costs_of, requests_of, set_up
+    from eval.setup import costs_of, set_up
 
-    bench, tokenizer, meta = set_up(recipe, drafts)
-    requests = requests_of(recipe, tokenizer)
-    plan = costs_of(recipe, bench)
+    bench, traffic, meta = set_up(recipe, drafts)
+    plan = costs_of(recipe, bench, traffic.requests)
+    arms, plan["trees"] = _arms(recipe, bench, traffic)
     provenance = collect(recipe.seed, str(bench.target.device))
     settings = {
         **recipe.eval.model_dump(mode="json"),
@@ -127,25 +137,41 @@ def evaluate(recipe: Recipe, drafts: dict[str, Path], out: Path | None = None) -
         "target": recipe.target.model,
         **meta,
     }
-    _write_json(
-        out / "run.json",
-        {"recipe": json.loads(dump(recipe)), "settings": settings, "plan": plan, "provenance": provenance},
-    )
-    _measure(recipe, bench, requests, rows_path)
+    run = {"recipe": json.loads(dump(recipe)), "settings": settings, "plan": plan, "provenance": provenance}
+    _write_json(out / "run.json", run)
+    settings["budget"] = _measure(recipe, bench, traffic.requests, arms, rows_path)
+    _write_json(out / "run.json", run)
     report = build_report(read_rows(rows_path), plan, provenance, settings)
     write_report(out, report)
     return report, out
 
 
-def _measure(recipe: Recipe, bench: Bench, requests: Sequence[EvalRequest], path: Path) -> None:
-    """All rows of all arms, with a progress bar."""
-    from eval.measure import Arm
+def _arms(recipe: Recipe, bench: Bench, traffic: Traffic) -> tuple[list[Arm], list[dict[str, Any]]]:
+    """All arms, the trees that win among them, and what was found out about trees."""
+    from eval.arms import grid
 
-    arms = [Arm("", 0)]
-    arms += [Arm(name, k) for name in bench.drafts for k in recipe.eval.k]
-    if recipe.eval.lookup:
-        arms += [Arm(LOOKUP, k) for k in recipe.eval.k if k == max(recipe.eval.k)]
-    total = len(requests) + recipe.eval.warmup
+    arms, stage, about = grid(recipe.eval, bench.drafts), recipe.eval, []
+    if stage.tree_nodes is not None:
+        from eval.trees import find_tree
+
+        typical = median(len(r.ids) for r in traffic.requests) + stage.max_new_tok / 2
+        for name in bench.drafts:
+            costs = [c for c in bench.costs if (c.draft, c.batch) == (name, 1)]
+            nearest = min(costs, key=lambda c: abs(c.context - typical))
+            found = find_tree(bench, name, traffic.spare, nearest, stage.k, stage.tree_nodes)
+            arms += [] if found.arm is None else [found.arm]
+            about.append(found.about)
+    return arms, about
+
+
+def _measure(
+    recipe: Recipe, bench: Bench, requests: Sequence[EvalRequest], arms: Sequence[Arm], path: Path
+) -> dict[str, Any]:
+    """All rows of all arms, batch by batch, with a progress bar; what became of the budget."""
+    from eval.setup import sets_of
+
+    stage = recipe.eval
+    budget, least = Budget(stage.budget_min, len(stage.batches)), Settings.of(stage.model_dump()).needed
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -154,15 +180,47 @@ def _measure(recipe: Recipe, bench: Bench, requests: Sequence[EvalRequest], path
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"measuring {len(arms)} arms", total=total)
-        seen: str | None = None
-        for row in bench.measure(requests, arms, recipe.eval.warmup, recipe.eval.phased_every):
-            append_rows(path, [row])
-            key = f"{row.warmup} {row.request_id}"
-            if seen not in (None, key):
-                progress.advance(task)
-            seen = key
-        progress.advance(task)
+        for batch in sorted(stage.batches):
+            # Trees are known to win at batch 1 alone.
+            mine = [arm for arm in arms if batch == 1 or arm.tree is None]
+            budget.open()
+            if batch == 1:
+                total, rows = (
+                    len(requests),
+                    bench.measure(
+                        requests,
+                        mine,
+                        stage.warmup,
+                        stage.phased_every,
+                        lambda r: budget.takes(r.domain, r.group, least),
+                    ),
+                )
+            else:
+                sets = sets_of(requests, batch, stage.batch_sets)
+                total, rows = (
+                    len(sets),
+                    bench.measure_sets(
+                        sets,
+                        mine,
+                        batch,
+                        stage.warmup,
+                        stage.phased_every,
+                        lambda s: budget.takes(s.requests[0].domain, s.requests[0].group, MIN_SETS),
+                    ),
+                )
+            task = progress.add_task(f"batch {batch}: {len(mine)} arms", total=total + stage.warmup)
+            seen: str | None = None
+            for row in rows:
+                append_rows(path, [row])
+                key = f"{row.warmup} {row.request_id if batch == 1 else row.set}"
+                if seen not in (None, key):
+                    progress.advance(task)
+                seen = key
+            progress.advance(task)
+    if budget.skipped:
+        left = ", ".join(f"{num} of {cell}" for cell, num in budget.skipped.items())
+        log.warning("eval.budget_min = %s is used; not measured: %s", stage.budget_min, left)
+    return budget.to_json()
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

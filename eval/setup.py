@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_model, load_tokenizer, model_hash, param_counts, resolve
@@ -17,15 +19,19 @@ from distill.schema import Eval
 from distill.tokens import encode_prompt, eos_ids
 from distill.traffic import load_prompts
 from engine.bench import copy_bandwidth, measure_costs
+from engine.cache import kv_bytes_per_token
+from engine.costs import Costs
 from engine.model import Runner
 from engine.warp import Warp
-from eval.measure import Bench, EvalRequest, Load
+from eval.measure import Bench, EvalRequest, Load, RequestSet
 
 log = logging.getLogger(__name__)
 
 # Context classes by prompt tokens.
 GROUPS = (("short", 0, 1024), ("medium", 1024, 6144), ("long", 6144, 1 << 40))
 PLAN_CONTEXTS = (128, 512)
+# Prompts kept back for choosing a tree, and ids of left-out prompts that are named.
+NUM_SPARE, MAX_NAMED = 6, 20
 
 
 def device_of(recipe: Recipe) -> str:
@@ -39,29 +45,54 @@ def device_of(recipe: Recipe) -> str:
     return "cuda" if recipe.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, PreTrainedTokenizerBase, dict[str, Any]]:
-    """Loads the target and the drafts, each checked against the target's tokenizer.
+def graph_of(recipe: Recipe, device: str) -> tuple[bool, str]:
+    """Whether steps are captured as CUDA graphs, and why."""
+    if device != "cuda":
+        return False, "off: no CUDA"
+    if not recipe.trainer.graph:
+        return False, "off: trainer.graph is false"
+    return True, "on: target, chain drafts and acceptance; trees and self-speculation draft eagerly"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is measured.
+
+    Attributes:
+        requests: domains and groups alternate.
+        spare: further prompts of the domain that the draft is for; choosing a tree must not look at the requests.
+        left_out: by domain, prompts that do not fit: their number, why, and the first ids.
+    """
+
+    requests: list[EvalRequest]
+    spare: list[EvalRequest]
+    left_out: dict[str, dict[str, Any]]
+
+
+def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dict[str, Any]]:
+    """Loads the target and the drafts, each checked against the target's tokenizer, and takes the requests.
 
     Returns:
-        the bench, the target's tokenizer, and what the report says of target and drafts.
+        the bench, the requests, and what the report says of target and drafts.
     """
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
+    stage = recipe.eval
     device, dtype, code = device_of(recipe), recipe.target.dtype, recipe.target.trust_remote_code
+    graph, graph_why = graph_of(recipe, device)
     folder = resolve(recipe.target.model, recipe.target.revision)
     tokenizer = load_tokenizer(folder)
     target = load_model(folder, dtype, device, code)
     rows = target.get_input_embeddings().weight.shape[0]
-    # A draft proposes k tokens past the answer's end at most.
-    capacity = recipe.traffic.max_prompt_tok + recipe.eval.max_new_tok + max(recipe.eval.k) + 200
-    capacity = min(capacity, getattr(target.config, "max_position_embeddings", capacity))
+    traffic = requests_of(recipe, tokenizer, getattr(target.config, "max_position_embeddings", None))
+    batch, capacity = max(stage.batches), capacity_of(stage, traffic.requests, target.config)
     runners, described = {}, []
     sizes = param_counts(target)
     for name, path in drafts.items():
         verify_draft(path, load_tokenizer(str(path)), tokenizer, rows)
         draft = read_draft(path)
         model = load_model(str(path), dtype, device)
-        runners[name] = Runner(model, 1, capacity, draft.shortlist, rows)
+        runners[name] = Runner(model, batch, capacity, draft.shortlist, rows)
         count = param_counts(model, None if draft.shortlist is None else draft.shortlist.numel())
         described.append(
             {
@@ -77,7 +108,6 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, PreTrainedTo
             }
         )
     eos = eos_ids(target.config, target.generation_config, tokenizer)
-    stage = recipe.eval
     warps = {name: draft_warp(stage, read_draft(path).meta) for name, path in drafts.items()}
     for about in described:
         about["draft_temperature"] = warps[about["name"]].temperature
@@ -89,10 +119,21 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, PreTrainedTo
         "device": device,
         "num_threads": torch.get_num_threads(),
         "attention": "scaled_dot_product_attention over a slab",
-        "graph": "off: no CUDA" if device == "cpu" else "off",
+        "graph": graph_why,
         "eos_ids": list(eos),
+        "left_out": traffic.left_out,
     }
-    return Bench(Runner(target, 1, capacity, vocab=rows), runners, load), tokenizer, meta
+    return Bench(Runner(target, batch, capacity, vocab=rows), runners, load, graph), traffic, meta
+
+
+def capacity_of(stage: Eval, requests: Sequence[EvalRequest], config: PreTrainedConfig) -> int:
+    """Positions of a slab row: the longest prompt, its answer, and what a draft proposes past its end.
+
+    The 200 more are what timing cycles needs beyond a plan's longest context, which is a prompt of the same length.
+    """
+    past_end = max(*stage.k, stage.tree_nodes or 0)
+    need = max(*PLAN_CONTEXTS, *(len(r.ids) for r in requests)) + stage.max_new_tok + past_end + 200
+    return min(need, getattr(config, "max_position_embeddings", need))
 
 
 def draft_warp(stage: Eval, meta: Mapping[str, Any]) -> Warp:
@@ -111,43 +152,102 @@ def group_of(num_tok: int) -> str:
     return next(name for name, low, high in GROUPS if low <= num_tok < high)
 
 
-def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[EvalRequest]:
-    """The held-out prompts to measure with: the first `eval.num_requests` of each domain that fit.
+def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> Traffic:
+    """The held-out prompts to measure with: the first `eval.num_requests` of each domain and group that fit.
+
+    Args:
+        recipe: its traffic and eval stages.
+        tokenizer: the target's.
+        positions: that the target has; None is no limit.
 
     Raises:
-        ValueError: a domain of eval.domains has none.
+        ValueError: none is left.
     """
-    prompts = load_prompts(recipe.traffic, "heldout", recipe.seed, recipe.eval.domains)
-    found: list[EvalRequest] = []
-    for domain in dict.fromkeys(p.domain for p in prompts):
-        count = 0
-        for prompt in (p for p in prompts if p.domain == domain):
-            ids = encode_prompt(tokenizer, list(prompt.messages), recipe.traffic.system)
-            if len(ids) <= recipe.traffic.max_prompt_tok and count < recipe.eval.num_requests:
-                found.append(EvalRequest(prompt.id, domain, group_of(len(ids)), tuple(ids)))
-                count += 1
-        log.info("%s: %d held-out prompts", domain, count)
-    if not found:
-        raise ValueError(
-            f"no held-out prompt of {', '.join(recipe.eval.domains)} has {recipe.traffic.max_prompt_tok} tokens or "
-            "less (traffic.max_prompt_tok); raise it, or give other prompts (traffic.heldout)"
+    stage, longest = recipe.eval, recipe.traffic.max_prompt_tok
+    room = longest if positions is None else positions - stage.max_new_tok
+    prompts = load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains)
+    cells: dict[tuple[str, str], list[EvalRequest]] = {}
+    spare: list[EvalRequest] = []
+    left_out: dict[str, dict[str, Any]] = {}
+    for prompt in prompts:
+        ids = encode_prompt(tokenizer, list(prompt.messages), recipe.traffic.system)
+        if len(ids) > min(longest, room):
+            why = "traffic.max_prompt_tok" if longest <= room else "the target's positions less eval.max_new_tok"
+            entry: dict[str, Any] = {"num": 0, "limit_tok": min(longest, room), "limit": why, "ids": []}
+            entry = left_out.setdefault(prompt.domain, entry)
+            entry["num"] += 1
+            entry["ids"] += [prompt.id] if len(entry["ids"]) < MAX_NAMED else []
+            continue
+        request = EvalRequest(prompt.id, prompt.domain, group_of(len(ids)), tuple(ids))
+        cell = cells.setdefault((request.domain, request.group), [])
+        if len(cell) < stage.num_requests:
+            cell.append(request)
+        elif len(spare) < NUM_SPARE and prompt.domain in (recipe.traffic.domain, stage.domains[0]):
+            spare.append(request)
+    for domain, entry in left_out.items():
+        log.warning(
+            "%s: %d held-out prompts left out, over %d tokens (%s): %s%s",
+            *(domain, entry["num"], entry["limit_tok"], entry["limit"], ", ".join(entry["ids"])),
+            ", ..." if entry["num"] > len(entry["ids"]) else "",
         )
-    # Domains alternate, so a machine that drifts hurts them alike.
-    by_domain = [[r for r in found if r.domain == d] for d in dict.fromkeys(r.domain for r in found)]
-    return [row[i] for i in range(max(map(len, by_domain))) for row in by_domain if i < len(row)]
+    for (domain, group), cell in cells.items():
+        log.info("%s, %s: %d held-out prompts", domain, group, len(cell))
+    if not cells:
+        raise ValueError(
+            f"no held-out prompt of {', '.join(stage.domains)} has {min(longest, room)} tokens or less "
+            "(traffic.max_prompt_tok, and the target's positions); raise it, or give other prompts (traffic.heldout)"
+        )
+    # They alternate, so a machine that drifts hurts them alike.
+    found = [cell[i] for i in range(max(map(len, cells.values()))) for cell in cells.values() if i < len(cell)]
+    return Traffic(found, spare, left_out)
 
 
-def costs_of(recipe: Recipe, bench: Bench) -> dict[str, Any]:
-    """Measured costs of every draft, as plan.json holds them."""
+def sets_of(requests: Sequence[EvalRequest], batch: int, num_sets: int) -> list[RequestSet]:
+    """Sets of 2 * batch requests, `num_sets` for each domain and group, taken in turns.
+
+    Where there are too few requests they come again under another id: a row must not stay empty.
+    """
+    cells: dict[tuple[str, str], list[EvalRequest]] = {}
+    for request in requests:
+        cells.setdefault((request.domain, request.group), []).append(request)
+    made: list[RequestSet] = []
+    size = 2 * batch
+    for number in range(num_sets):
+        for cell in cells.values():
+            picked = []
+            for place in range(number * size, (number + 1) * size):
+                again, request = place // len(cell), cell[place % len(cell)]
+                picked.append(replace(request, id=f"{request.id}#{again + 1}") if again else request)
+            made.append(RequestSet(len(made), tuple(picked)))
+    return made
+
+
+def contexts_of(requests: Sequence[EvalRequest]) -> list[int]:
+    """Contexts that costs are measured at: 128 and 512, and the median prompt of each longer group."""
+    found = set(PLAN_CONTEXTS)
+    for group in {r.group for r in requests} - {GROUPS[0][0]}:
+        found.add(round(median(len(r.ids) for r in requests if r.group == group)))
+    return sorted(found)
+
+
+def costs_of(recipe: Recipe, bench: Bench, requests: Sequence[EvalRequest] = ()) -> dict[str, Any]:
+    """Measured costs of every draft at every batch, as plan.json holds them; the bench's policies get them too."""
     longest = bench.target.max_positions - 200
-    contexts = [c for c in PLAN_CONTEXTS if c <= longest] or [longest]
-    costs = []
-    for name, runner in bench.drafts.items():
-        costs += measure_costs(bench.target, runner, recipe.eval.k, contexts, name=name)
+    contexts = sorted({min(c, longest) for c in contexts_of(requests)})
+    costs: list[Costs] = []
+    for batch in recipe.eval.batches:
+        for name, runner in bench.drafts.items():
+            ks = recipe.eval.k
+            costs += measure_costs(bench.target, runner, ks, contexts, batch, name=name, graph=bench.graph)
+    bench.costs = costs
     return {
         "format": 1,
         "device": str(bench.target.device),
         "target": recipe.target.model,
         "bandwidth_bytes_per_s": copy_bandwidth(bench.target.device),
+        "memory": {
+            name: {"weights": runner.weight_bytes, "kv_per_tok": kv_bytes_per_token(runner.config, runner.dtype)}
+            for name, runner in {"": bench.target, **bench.drafts}.items()
+        },
         "costs": [c.to_json() for c in costs],
     }

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.costs import Costs
 from engine.model import Runner
-from eval.measure import Arm, Bench, EvalRequest, Load
+from engine.tree import Tree
+from eval.arms import Arm
+from eval.cells import Settings, build_cells
+from eval.measure import Bench, EvalRequest, Load, RequestSet
 from eval.records import LOOKUP, RequestRow
 from eval.run import main
 from tests.engine.test_speculate import DRAFTS, TARGET, plain_greedy
@@ -57,6 +61,90 @@ def test_a_request_that_does_not_fit_is_a_row_with_its_reason() -> None:
     failed = [r for r in rows if r.error]
     assert {r.request_id for r in failed} == {"long"} and len(failed) == 3
     assert all("exceed the target's 120 positions" in str(r.error) for r in failed)
+
+
+COSTS = [
+    Costs(10.0, {k: 10.0 + 0.1 * k for k in range(5)}, 1.0, context=16, batch=batch, draft="small") for batch in (1, 3)
+]
+ALL_ARMS = (
+    *ARMS,
+    Arm("small", 4, "adaptive"),
+    Arm("small", 2, tree=Tree((-1, 0, 0, 1, 1))),
+    Arm("self-1", 2),
+)
+
+
+def big_bench(batch: int = 1, max_new: int = 12) -> Bench:
+    drafts = {"small": Runner(DRAFTS["noise"], batch, 120)}
+    return Bench(Runner(TARGET, batch, 120), drafts, Load(max_new, ()), costs=COSTS)
+
+
+def test_every_kind_of_arm_says_what_the_baseline_says() -> None:
+    rows = list(big_bench().measure(REQUESTS, ALL_ARMS))
+    assert {r.arm for r in rows} == {arm.name for arm in ALL_ARMS} and len({r.arm for r in rows}) == 6
+    for request in REQUESTS:
+        assert len({r.tokens_sha for r in rows if r.request_id == request.id}) == 1
+    tree = next(r for r in rows if r.tree)
+    assert tree.tree == (-1, 0, 0, 1, 1) and tree.label == "small tree 4" and max(c.proposed for c in tree.cycles) == 2
+    assert {r.policy for r in rows if "adaptive" in r.arm} == {"adaptive"}
+
+
+def test_an_arm_keeps_its_decoder_and_a_policy_its_memory_but_not_over_passes() -> None:
+    bench, arm = big_bench(), Arm("small", 4, "adaptive")
+    decoder = bench.decoder(arm)
+    fresh = decoder.policy.acceptance("new")  # type: ignore[union-attr]
+    arms = (Arm("", 0), arm)
+    rows = list(bench.measure(REQUESTS[:1], arms, 0))
+    after_both = decoder.policy.acceptance("new")  # type: ignore[union-attr]
+    once = big_bench()
+    list(once.measure(REQUESTS[:1], arms, 0, phased_every=2))
+    again = list(once.measure(REQUESTS[:1], arms, 0))
+    assert bench.decoder(arm) is decoder and after_both != fresh
+    # Both passes start from the same memory, so they choose the same k in every cycle.
+    assert len({r.cycles for r in rows if r.policy == "adaptive"}) == 1
+    assert len({r.cycles for r in again if r.policy == "adaptive"}) == 1
+    single = big_bench()
+    list(single.measure(REQUESTS[:1], arms[1:], 0, phased_every=5))
+    assert single.decoder(arm).policy.acceptance("new") == after_both  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("max_new", [1, 12])
+def test_sets_of_requests_share_rows(max_new: int) -> None:
+    ids = [f"q{i}" for i in range(6)]
+    requests = tuple(EvalRequest(name, "code", "short", tuple(range(2 + i, 9 + 3 * i))) for i, name in enumerate(ids))
+    sets = [RequestSet(0, requests), RequestSet(1, requests[::-1])]
+    arms = [arm for arm in ALL_ARMS if arm.tree is None]
+    rows = list(big_bench(4, max_new).measure_sets(sets, arms, 3, phased_every=2))
+    assert {r.batch for r in rows} == {3} and {r.set for r in rows} == {0, 1}
+    assert {r.request_id for r in rows if r.warmup} == {"q0", "q1", "q2"}
+    kept = [r for r in rows if not r.warmup]
+    assert len(kept) == 6 * len(arms) * 3  # set 0 under both clocks, set 1 under the bare one
+    for request in requests:
+        said = plain_greedy(list(request.ids), max_new, set())
+        mine = [r for r in kept if r.request_id == request.id]
+        assert len({r.tokens_sha for r in mine}) == 1 and {r.new_tok for r in mine} == {len(said)}
+    if max_new > 1:
+        first = [r for r in kept if r.set == 0 and r.arm == "baseline" and r.clock == "bare"]
+        assert sum(r.steady_tok for r in first) == 6 * 12  # all rows are busy until all finish together
+        assert all(r.steady_ms == pytest.approx(r.wall_ms / 3 + r.prefill_ms) for r in first)
+        waited = [r for r in first if r.request_id == "q0"]
+        assert waited[0].stall_ms >= 0 and waited[0].e2e_ms > waited[0].wall_ms
+        cells = build_cells(kept, None, Settings(min_requests=2, bootstrap=200))
+        arm = next(c for c in cells if c["arm"] == "draft:small@k2")
+        assert arm["throughput_speedup"] > 0 and len(arm["sets"]) == 2 and arm["closure_frac"] < 0.2
+        assert next(c for c in cells if c["arm"] == "draft:small@adaptive4")["policy"] == "adaptive, k <= 4"
+
+
+def test_requests_that_the_budget_does_not_take_are_left_out() -> None:
+    bench = big_bench()
+    rows = list(bench.measure(REQUESTS, ARMS, 1, 1, lambda request: request.id in ("r1", "r3")))
+    assert {r.request_id for r in rows if not r.warmup} == {"r1", "r3"}
+
+
+def test_adaptive_without_costs_is_refused() -> None:
+    bench = Bench(Runner(TARGET, 1, 120), {"small": Runner(DRAFTS["noise"], 1, 120)}, Load(12, ()))
+    with pytest.raises(ValueError, match="adaptive policy"):
+        bench.decoder(Arm("small", 4, "adaptive"))
 
 
 def test_overrides_may_stand_behind_options(capsys: pytest.CaptureFixture[str]) -> None:

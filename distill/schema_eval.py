@@ -1,0 +1,111 @@
+"""The recipe's `eval` stage: what is measured, under which loads, and what the choice goes by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from distill.fields import (
+    BUNDLED_DOMAINS,
+    Count,
+    Length,
+    Positive,
+    Stage,
+    Temperature,
+    TopP,
+    Word,
+    distinct,
+)
+
+Rows = Annotated[int, Field(ge=1, le=64)]
+Nodes = Annotated[int, Field(ge=2, le=64)]
+LATENCY = ("latency@p50", "latency@p95")
+THROUGHPUT = re.compile(r"throughput@([1-9][0-9]?)")
+
+
+def known_objective(value: str) -> str:
+    """Refuses what the choice can not go by."""
+    if value not in LATENCY and not THROUGHPUT.fullmatch(value):
+        raise ValueError(f'= "{value}": allowed is {" | ".join(LATENCY)} | throughput@B with B of eval.batches')
+    return value
+
+
+def batch_of(value: str) -> int | None:
+    """B of throughput@B; None for a latency."""
+    found = THROUGHPUT.fullmatch(value)
+    return int(found[1]) if found else None
+
+
+class Eval(Stage):
+    """How the draft is measured and chosen.
+
+    Attributes:
+        k: draft lengths to try.
+        policies: fixed tries every k; adaptive chooses each cycle's k from past cycles, the largest of `k` at most.
+        rule: how sampled proposals are accepted, token by token or as a block. Trees have a rule of their own.
+        tree_nodes: try the best tree of at most so many proposals, where measured costs say that it wins; null is none.
+        self_layers: try self-speculation by so many of the target's first layers; null is none.
+        lookup: also run the prompt look-up control.
+        temperature, top_p, top_k: of the served target; 0 is greedy.
+        draft_temperature: the draft's own; null is what was fitted for it, else the target's.
+        draft_temperatures: temperatures of the draft to try beside that.
+        draft_top_p: the draft's own.
+        num_requests: per domain and context group.
+        min_requests: fewer give "insufficient" instead of a number.
+        max_new_tok: tokens a request.
+        warmup: requests run first and left out.
+        phased_every: every so many requests one is timed by phase too (shares); the others by the bare clock alone.
+        batches: rows decoded together; above 1 sets of 2 * B requests run, a waiting one takes each free row.
+        batch_sets: such sets for each domain and group.
+        budget_min: minutes after which no new request is taken; a cell's `min_requests` are measured even so.
+        objective: what the choice goes by: latency@p50, latency@p95, or throughput@B.
+        min_speedup: below it the verdict is no-go.
+        bootstrap: resamples of an interval.
+        domains: held-out domains to measure.
+    """
+
+    k: Annotated[tuple[Length, ...], Field(min_length=1), AfterValidator(distinct)] = (1, 2, 3, 4, 5)
+    policies: Annotated[tuple[Literal["fixed", "adaptive"], ...], Field(min_length=1), AfterValidator(distinct)] = (
+        "fixed",
+    )
+    rule: Literal["token", "block"] = "token"
+    tree_nodes: Nodes | None = None
+    self_layers: Positive | None = None
+    lookup: bool = True
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: Count = 0
+    draft_temperature: Temperature | None = None
+    draft_temperatures: Annotated[tuple[Temperature, ...], AfterValidator(distinct)] = ()
+    draft_top_p: TopP = 1.0
+    num_requests: Positive = 8
+    min_requests: Positive = 5
+    max_new_tok: Positive = 96
+    warmup: Count = 1
+    phased_every: Positive = 1
+    batches: Annotated[tuple[Rows, ...], Field(min_length=1), AfterValidator(distinct)] = (1,)
+    batch_sets: Annotated[int, Field(ge=2)] = 3
+    budget_min: Annotated[float, Field(gt=0)] | None = None
+    objective: Annotated[str, AfterValidator(known_objective)] = "latency@p50"
+    min_speedup: Annotated[float, Field(gt=0)] = 1.05
+    bootstrap: Annotated[int, Field(ge=100)] = 2000
+    domains: Annotated[tuple[Word, ...], Field(min_length=1), AfterValidator(distinct)] = BUNDLED_DOMAINS
+
+    def clashes(self) -> Iterator[tuple[str, str]]:
+        if self.num_requests < self.min_requests:
+            yield "num_requests", f"= {self.num_requests} is less than eval.min_requests = {self.min_requests}"
+        batch = batch_of(self.objective)
+        if batch is not None and batch not in self.batches:
+            yield "objective", f"= {self.objective!r} asks for batch {batch}; eval.batches = {list(self.batches)}"
+        if self.temperature == 0:
+            if self.rule == "block":
+                yield "rule", "= 'block' belongs to sampling; at eval.temperature = 0 both rules keep the same tokens"
+            if self.draft_temperatures:
+                yield "draft_temperatures", "belong to sampling; at eval.temperature = 0 the draft is greedy too"
+        if self.draft_temperature in self.draft_temperatures:
+            yield "draft_temperatures", f"= {list(self.draft_temperatures)} repeats eval.draft_temperature"
+        if self.tree_nodes is not None and 1 not in self.batches:
+            yield "tree_nodes", f"= {self.tree_nodes}: trees are tried at batch 1; eval.batches = {list(self.batches)}"

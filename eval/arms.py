@@ -1,0 +1,94 @@
+"""The ways to decode that an evaluation compares, and their names. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from distill.schema_eval import Eval
+from engine.tree import Tree
+from eval.records import BASELINE, LOOKUP, SELF, arm_name
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to decode.
+
+    Attributes:
+        draft: a draft's name, "lookup", "self-N" (the target's first N layers), or "" for the baseline.
+        k: proposals a cycle; 0 is the baseline. Of the adaptive policy the largest, of a tree its depth.
+        policy: "fixed", or "adaptive" (k from past cycles).
+        rule: how samples are accepted, "token" by token or by "block".
+        tree: proposed in place of a chain; its size is in the name.
+        draft_temperature: the draft's; None is what the load says.
+        recent: newest tokens that the draft sees (with the first few); None is all of them.
+    """
+
+    draft: str
+    k: int
+    policy: str = "fixed"
+    rule: str = "token"
+    tree: Tree | None = None
+    draft_temperature: float | None = None
+    recent: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The arm in rows and reports: "draft:code@k3", "draft:code@adaptive5", "draft:code@tree8"."""
+        if self.k == 0:
+            return BASELINE
+        size = f"tree{self.tree.proposals}" if self.tree else f"{'adaptive' if self.adaptive else 'k'}{self.k}"
+        name = arm_name(self.draft, self.k).removesuffix(f"k{self.k}") + size
+        name += "" if self.rule == "token" else f"+{self.rule}"
+        name += "" if self.draft_temperature is None else f"+t{self.draft_temperature:g}"
+        return name + ("" if self.recent is None else f"+recent{self.recent}")
+
+    @property
+    def label(self) -> str:
+        """The arm for people: "code k=2", "code adaptive<=5", "code tree 8", "look-up k=4", "first 6 layers k=3"."""
+        if self.k == 0:
+            return "no speculation"
+        who = self.draft
+        if who == LOOKUP:
+            who = "look-up"
+        elif who.startswith(SELF):
+            who = f"first {who.removeprefix(SELF)} layers"
+        how = f"adaptive<={self.k}" if self.adaptive else f"k={self.k}"
+        parts = [f"{who} tree {self.tree.proposals}" if self.tree else f"{who} {how}"]
+        parts += [] if self.rule == "token" else [f"{self.rule} rule"]
+        parts += [] if self.draft_temperature is None else [f"draft at {self.draft_temperature:g}"]
+        parts += [] if self.recent is None else [f"last {self.recent} tokens"]
+        return ", ".join(parts)
+
+    @property
+    def runner(self) -> str:
+        """Which of the bench's drafts proposes: a windowed one has a cache of its own."""
+        return self.draft if self.recent is None else f"{self.draft}+recent{self.recent}"
+
+    @property
+    def adaptive(self) -> bool:
+        return self.policy == "adaptive"
+
+
+def grid(stage: Eval, drafts: Iterable[str]) -> list[Arm]:
+    """Every arm of an evaluation but its trees, which are chosen from measurements (`eval.trees`).
+
+    Args:
+        stage: the recipe's.
+        drafts: names of the drafts.
+
+    Returns:
+        the baseline first; then each draft at every k, its adaptive policy, and both controls.
+    """
+    arms, most = [Arm("", 0)], max(stage.k)
+    for draft in drafts:
+        for temperature in (None, *stage.draft_temperatures):
+            if "fixed" in stage.policies:
+                arms += [Arm(draft, k, "fixed", stage.rule, None, temperature) for k in stage.k]
+            if "adaptive" in stage.policies:
+                arms.append(Arm(draft, most, "adaptive", stage.rule, None, temperature))
+    if stage.lookup:
+        arms.append(Arm(LOOKUP, most, rule=stage.rule))
+    if stage.self_layers is not None:
+        arms += [Arm(f"{SELF}{stage.self_layers}", k, rule=stage.rule) for k in stage.k]
+    return arms

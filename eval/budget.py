@@ -1,0 +1,49 @@
+"""How long an evaluation may take: then no new request starts, but no cell stays too thin. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+
+class Budget:
+    """Decides for each request (or set of requests) whether it is still measured.
+
+    Args:
+        minutes: for all batches together; None is no limit.
+        num_batches: each gets an equal part, and what the ones before it left.
+        now: seconds; tests give their own.
+    """
+
+    def __init__(self, minutes: float | None, num_batches: int = 1, now: Callable[[], float] = time.monotonic) -> None:
+        self.minutes, self.num_batches, self._now = minutes, num_batches, now
+        self._start, self._opened = now(), 0
+        self._taken: Counter[Hashable] = Counter()
+        self.skipped: Counter[str] = Counter()
+
+    def open(self) -> None:
+        """The next batch begins."""
+        self._opened += 1
+        self._taken.clear()
+
+    def takes(self, domain: str, group: str, least: int) -> bool:
+        """Is one more of this domain and group to be measured?
+
+        Args:
+            domain, group: of the request or set.
+            least: so many are measured whatever the time.
+        """
+        used = self._now() - self._start
+        over = self.minutes is not None and used > 60 * self.minutes * self._opened / self.num_batches
+        if over and self._taken[domain, group] >= least:
+            self.skipped[f"{domain}, {group}"] += 1
+            return False
+        self._taken[domain, group] += 1
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        """What was asked for, used and left out."""
+        used = (self._now() - self._start) / 60
+        return {"budget_min": self.minutes, "used_min": used, "skipped": dict(self.skipped)}

@@ -1,0 +1,115 @@
+"""A set of requests through a few rows: continuous batching with the times that each request saw."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.clock import Clock
+from engine.request import Answer, Request
+from engine.speculate import Decoder
+from eval.records import PHASES
+
+
+@dataclass
+class Served:
+    """A request and its times in milliseconds, as `RequestRow` has them.
+
+    Attributes:
+        answer: its tokens and cycles.
+        start_s: when it was admitted.
+        prefill_ms, draft_prefill_ms: its own.
+        wall_ms: cycles that it took part in.
+        stall_ms: prefills of others while it was there.
+        phases_ms: of those cycles.
+        full_tok, full_ms: tokens that cycles emitted while no row was empty; its share of the time of those cycles.
+    """
+
+    answer: Answer
+    start_s: float
+    prefill_ms: float
+    draft_prefill_ms: float
+    wall_ms: float = 0.0
+    stall_ms: float = 0.0
+    phases_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    full_tok: int = 0
+    full_ms: float = 0.0
+
+    @property
+    def steady_tok(self) -> int:
+        """Tokens of the steady state; the prefill's is one when any other is."""
+        return self.full_tok + 1 if self.full_tok else 0
+
+    @property
+    def steady_ms(self) -> float:
+        """Its share of the steady state's time; a prefill counts as far as the answer lies in it."""
+        part = self.steady_tok / len(self.answer.tokens)
+        return self.full_ms + part * (self.prefill_ms + self.draft_prefill_ms)
+
+
+def serve(decoder: Decoder, requests: Sequence[Request], rows: int, clock: Clock) -> list[Served]:
+    """Answers a set of requests; a waiting one takes each row that becomes free.
+
+    Args:
+        decoder: with no active request; its clock is `clock`.
+        requests: in the order in which they are admitted; more than `rows`, else there is no steady state to speak of.
+        rows: requests at once, no more than the slabs have.
+        clock: its phases are read after every cycle.
+
+    Returns:
+        the requests in the order they finished.
+    """
+    waiting, live, done = deque(requests), list[Served](), list[Served]()
+    clock.totals_ms()
+    while waiting or live:
+        while waiting and len(live) < rows:
+            new = _admit(decoder, waiting.popleft(), clock)
+            for other in live:
+                other.stall_ms += new.prefill_ms + new.draft_prefill_ms
+            live.append(new)
+            decoder.retire()  # an answer of one token
+            live, done = _part(live, done)
+        if live:
+            _cycle(decoder, live, len(live) == rows, clock)
+            live, done = _part(live, done)
+    return done
+
+
+def _part(live: list[Served], done: list[Served]) -> tuple[list[Served], list[Served]]:
+    """Moves finished requests over."""
+    return [s for s in live if not s.answer.finish], done + [s for s in live if s.answer.finish]
+
+
+@torch.inference_mode()
+def _admit(decoder: Decoder, request: Request, clock: Clock) -> Served:
+    row, start_s, start = len(decoder.active), time.perf_counter(), clock.now_ms()
+    ids = torch.tensor(request.ids, device=decoder.target.device)
+    hidden = decoder.target.prefill(ids, row)[-1]
+    read = clock.now_ms()
+    drafted = read
+    if decoder.drafter is not None and decoder.drafter.reach(len(request.ids)) > 0:
+        decoder.drafter.start(row, ids)
+        drafted = clock.now_ms()
+    answer = decoder.resume(request, hidden)
+    return Served(answer, start_s, read - start + clock.now_ms() - drafted, drafted - read)
+
+
+def _cycle(decoder: Decoder, live: Sequence[Served], full: bool, clock: Clock) -> None:
+    """One cycle, charged to all requests in it."""
+    before = [len(s.answer.tokens) for s in live]
+    start = clock.now_ms()
+    decoder.cycle()
+    spent = clock.now_ms() - start
+    phases = clock.totals_ms()
+    for served, had in zip(live, before, strict=True):
+        served.wall_ms += spent
+        for name in PHASES[:-1]:
+            served.phases_ms[name] += phases.get(name, 0.0)
+        served.phases_ms["host"] += max(0.0, spent - sum(phases.values()))
+        if full:
+            served.full_tok += len(served.answer.tokens) - had
+            served.full_ms += spent / len(live)

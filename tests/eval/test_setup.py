@@ -1,0 +1,92 @@
+"""Requests by domain and group, what is left out and why, sets, contexts and room."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from distill.recipe import Recipe, load_recipe
+from distill.schema_eval import Eval
+from eval.measure import EvalRequest
+from eval.setup import capacity_of, contexts_of, graph_of, group_of, requests_of, sets_of
+
+
+def recipe_of(tmp_path: Path, lengths: dict[str, list[int]], *overrides: str) -> Recipe:
+    """A recipe whose held-out prompts have about so many words."""
+    lines = [
+        {"prompt": " ".join(f"{domain}{i}x{n}" for n in range(num)), "domain": domain, "id": f"{domain}-{i}"}
+        for domain, many in lengths.items()
+        for i, num in enumerate(many)
+    ]
+    (tmp_path / "heldout.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    given = (f"traffic.heldout={tmp_path / 'heldout.jsonl'}", f"eval.domains=[{', '.join(lengths)}]", *overrides)
+    return load_recipe("recipes/code.yaml", given)
+
+
+def test_groups_by_tokens() -> None:
+    assert [group_of(n) for n in (1, 1023, 1024, 6143, 6144, 99999)] == [
+        *("short", "short", "medium", "medium", "long", "long")
+    ]
+
+
+def test_requests_are_counted_by_domain_and_group(tmp_path: Path, tok_a: PreTrainedTokenizerFast) -> None:
+    recipe = recipe_of(
+        tmp_path,
+        {"code": [3, 4, 5, 900], "math": [3, 4]},
+        *("traffic.max_prompt_tok=100000", "eval.num_requests=2", "eval.min_requests=2"),
+    )
+    found = requests_of(recipe, tok_a)
+    cells = {(r.domain, r.group) for r in found.requests}
+    assert ("code", "short") in cells and ("math", "short") in cells and len(cells) == 3
+    assert sum((r.domain, r.group) == ("code", "short") for r in found.requests) == 2
+    assert [r.domain for r in found.spare] == ["code"] and not found.left_out
+    assert not {r.id for r in found.spare} & {r.id for r in found.requests}
+
+
+def test_prompts_that_do_not_fit_are_counted_and_named(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = recipe_of(tmp_path, {"code": [3, 4, 300, 400]}, "traffic.max_prompt_tok=120", "eval.max_new_tok=10")
+    out = requests_of(recipe, tok_a).left_out["code"]
+    assert out["num"] == 2 and sorted(out["ids"]) == ["code-2", "code-3"]
+    assert out["limit_tok"] == 120 and out["limit"] == "traffic.max_prompt_tok"
+    assert "2 held-out prompts left out" in caplog.text
+    out = requests_of(recipe, tok_a, 110).left_out["code"]
+    assert out["limit_tok"] == 100 and "positions" in out["limit"]
+    with pytest.raises(ValueError, match="no held-out prompt of code"):
+        requests_of(recipe, tok_a, 11)
+
+
+def request(name: str, num: int, domain: str = "code") -> EvalRequest:
+    return EvalRequest(name, domain, group_of(num), tuple(range(num)))
+
+
+def test_sets_are_full_even_with_few_requests() -> None:
+    requests = [request(f"c{i}", 10) for i in range(5)] + [request("m0", 10, "math")]
+    sets = sets_of(requests, 2, 2)
+    assert [s.index for s in sets] == [0, 1, 2, 3] and all(len(s.requests) == 4 for s in sets)
+    assert [r.id for r in sets[0].requests] == ["c0", "c1", "c2", "c3"]
+    assert [r.id for r in sets[2].requests] == ["c4", "c0#2", "c1#2", "c2#2"]
+    assert [r.id for r in sets[1].requests] == ["m0", "m0#2", "m0#3", "m0#4"]
+    assert all(len({(r.domain, r.group) for r in s.requests}) == 1 for s in sets)
+
+
+def test_contexts_follow_the_groups_and_room_the_longest_prompt() -> None:
+    short, medium = [request("a", 100)], [request("b", 2000), request("c", 3000), request("d", 2500)]
+    assert contexts_of(short) == [128, 512]
+    assert contexts_of([*short, *medium]) == [128, 512, 2500]
+    stage = Eval(k=(1, 5), max_new_tok=64, tree_nodes=32)
+    assert capacity_of(stage, medium, LlamaConfig(max_position_embeddings=8192)) == 3000 + 64 + 32 + 200
+    assert capacity_of(stage, medium, LlamaConfig(max_position_embeddings=3100)) == 3100
+    assert capacity_of(Eval(k=(2,), max_new_tok=64), short, LlamaConfig()) == 512 + 64 + 2 + 200
+
+
+def test_the_report_says_why_nothing_is_captured() -> None:
+    recipe = load_recipe("recipes/code.yaml")
+    assert graph_of(recipe, "cpu") == (False, "off: no CUDA")
+    assert graph_of(recipe, "cuda")[0] and graph_of(recipe, "cuda")[1].startswith("on")
+    off = load_recipe("recipes/code.yaml", ("trainer.graph=false",))
+    assert graph_of(off, "cuda") == (False, "off: trainer.graph is false")
