@@ -9,7 +9,7 @@ from engine.costs import Costs
 from engine.surface import Surface
 from eval.cells import Cell, Settings, overall
 from eval.facts import Facts
-from eval.records import ALL, LOOKUP, PHASES
+from eval.records import ALL, LOOKUP, PHASES, arm_name
 from eval.rules import RULES, apply
 
 
@@ -178,7 +178,7 @@ def headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], set
 
 def in_words(arm: Mapping[str, Any], begins: bool = False) -> str:
     """An arm in a sentence."""
-    if arm.get("label"):
+    if arm.get("label") and arm["arm"] != arm_name(arm["draft"], arm["k"]):
         return str(arm["label"])
     name = ("Prompt look-up" if begins else "prompt look-up") if arm["draft"] == LOOKUP else arm["draft"]
     return f"{name} at k = {arm['k']}"
