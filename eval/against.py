@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -49,6 +51,26 @@ def before_after(old: Report, new: Report) -> dict[str, Any]:
         "same_load": same,
         "sentence": sentence,
     }
+
+
+def read_earlier(path: str | Path) -> dict[str, Any]:
+    """Reads an earlier report and checks that it can be compared with.
+
+    Args:
+        path: report.json, or the folder of an evaluation.
+
+    Raises:
+        ValueError: no report, or one in which nothing was judged.
+    """
+    path = Path(path) / "report.json" if Path(path).is_dir() else Path(path)
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"--against {path}: no report.json can be read there ({error})") from error
+    if not isinstance(report, dict) or not {"cells", "verdict", "settings"} <= set(report):
+        raise ValueError(f"--against {path}: no report of an evaluation; give the report.json that eval.run wrote")
+    _side(report, f"--against {path}")
+    return report
 
 
 def _side(report: Report, name: str) -> dict[str, Any]:
