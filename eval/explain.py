@@ -7,12 +7,12 @@ from statistics import median
 from typing import Any
 
 from engine import costs as model
-from engine.costs import Costs
-from engine.surface import APART_FRAC, Surface
+from engine.costs import MAX_K, Costs
+from engine.surface import APART_FRAC
 from eval.cells import Cell
 from eval.predict import Fitted, fit_rows, held_out, held_tok, model_json
 from eval.records import RequestRow
-from eval.whatif import answers, case_of
+from eval.whatif import Case, answers, case_of
 
 # Where the three estimates of prefix KV lie further apart, none of them is to be believed.
 SPREAD_BAR_FRAC = 0.15
@@ -42,8 +42,9 @@ def explain(
     surface = fitted.surfaces.get(judged["draft"]) if judged else None
     found["held_out"] = held_out(rows, known)
     found["prefix_kv"] = prefix_kv(known)
-    found["what_if"] = answers(case_of(found, surface, judged)) if judged and surface else []
-    found["loads"] = ceilings(surface, fitted, judged) if judged and surface else []
+    case = case_of(found, surface, judged) if judged and surface and judged["accept_by_position"] else None
+    found["what_if"] = answers(case) if case else []
+    found["loads"] = ceilings(case) if case else []
     return found, fitted
 
 
@@ -93,34 +94,35 @@ def prefix_kv(costs: Sequence[Costs]) -> list[dict[str, Any]]:
     return found
 
 
-def ceilings(surface: Surface, fitted: Fitted, cell: Cell) -> list[dict[str, Any]]:
-    """What the judged draft, and any draft, could give at each context and batch that the fit reaches.
+def ceilings(case: Case) -> list[dict[str, Any]]:
+    """What a draft, and any draft, could give at each context and batch that the fit reaches.
+
+    Args:
+        case: the draft; its own load is among the answers.
 
     Returns:
-        context, batch, T_ms, V_ms at the judged k, `ceiling` (perfect and free), `perfect` (every token accepted at
-        this draft's cost), `break_even` (pooled like alpha; None: no acceptance pays), `predicted` at the measured
-        acceptance and the best k (`best_k`, 0 is off), `measured_load`.
+        context, batch, T_ms, V_ms at the case's k, `ceiling` (perfect and free), `perfect` (every token accepted at
+        this draft's cost, best k), `break_even` (pooled like alpha; None: no acceptance pays), `predicted` at the
+        case's acceptance and the best k (`best_k`, 0 is off), `measured_load`.
     """
-    accept = [p["c"] for p in cell["accept_by_position"] if p["c"] is not None]
-    new_tok, k = max(2, int(cell["request"]["new_tok"])), cell["k"]
-    measured = [round(cell["context_tok"]["p50"])]
+    surface, k = case.surface, case.k
     found = []
-    for context in sorted({*CONTEXTS, *measured}):
-        for batch in sorted({*BATCHES, cell["batch"]}):
-            held = held_tok(context, new_tok)
+    for context in sorted({*CONTEXTS, case.context}):
+        for batch in sorted({*BATCHES, case.batch}):
+            held = held_tok(context, case.new_tok)
             if not surface.reaches(held, batch, k):
                 continue
-            costs = surface.at(held, batch)
-            request = fitted.request(cell["draft"], context, new_tok)
-            even = model.break_even_alpha(costs, k, **request) if k <= surface.max_k else None
-            best_k, best = model.best_k(costs, accept, **request) if accept else (0, 1.0)
+            costs = surface.at(held, batch, min(MAX_K, max(k, surface.max_k)))
+            request = case.request(context, case.new_tok)
+            even = model.break_even_alpha(costs, k, **request)
+            best_k, best = model.best_k(costs, case.accept, **request) if case.accept else (0, 1.0)
             found.append(
                 {
                     "context": context,
                     "batch": batch,
                     "T_ms": costs.T_ms,
-                    "V_ms": model.verify_ms(costs, min(k, surface.max_k)),
-                    "ceiling": model.ceiling(costs, request["prefill_ms"], new_tok).speedup,
+                    "V_ms": model.verify_ms(costs, k),
+                    "ceiling": model.ceiling(costs, request["prefill_ms"], case.new_tok).speedup,
                     "perfect": model.best_k(costs, 1.0, **request)[1],
                     "break_even": None if even is None else (model.tau(even, k) - 1) / k,
                     "best_k": best_k,

@@ -36,15 +36,6 @@ class Fitted:
     prefill: tuple[float, float]
     draft_prefill: Mapping[str, tuple[float, float]]
 
-    def request(self, draft: str, context: float, new_tok: int) -> dict[str, Any]:
-        """Prefills and length of a request, as `engine.costs.predicted_speedup` takes them."""
-        first, second = self.prefill, self.draft_prefill.get(draft, (0.0, 0.0))
-        return {
-            "prefill_ms": max(0.0, first[0] + first[1] * context),
-            "draft_prefill_ms": max(0.0, second[0] + second[1] * context),
-            "new_tok": new_tok,
-        }
-
 
 def is_chain(row: RequestRow) -> bool:
     """Whether the row drafted k tokens in a chain every cycle, which is what the model describes."""
