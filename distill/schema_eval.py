@@ -61,6 +61,7 @@ class Eval(Stage):
         batches: rows decoded together; above 1 sets of 2 * B requests run, a waiting one takes each free row.
         batch_sets: such sets for each domain and group.
         budget_min: minutes after which no new request is taken; a cell's `min_requests` are measured even so.
+        race: drop arms that are clearly slower after a third of the requests at batch 1; the choice leaves them out.
         objective: what the choice goes by: latency@p50, latency@p95, or throughput@B.
         min_speedup: below it the verdict is no-go.
         bootstrap: resamples of an interval.
@@ -89,6 +90,7 @@ class Eval(Stage):
     batches: Annotated[tuple[Rows, ...], Field(min_length=1), AfterValidator(distinct)] = (1,)
     batch_sets: Annotated[int, Field(ge=2)] = 3
     budget_min: Annotated[float, Field(gt=0)] | None = None
+    race: bool = False
     objective: Annotated[str, AfterValidator(known_objective)] = "latency@p50"
     min_speedup: Annotated[float, Field(gt=0)] = 1.05
     bootstrap: Annotated[int, Field(ge=100)] = 2000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from transformers import PreTrainedModel
 
 from engine.attention import NAME, Nodes, Window, register
 from engine.cache import Slab, bucket, row_bucket
+from engine.compiled import compile_steps
 from engine.kernels import check_kernel, default_kernel
 from engine.pack import pack, pack_linears, packed_linear, pays
 
@@ -42,7 +45,10 @@ class Runner:
         vocab: int | None = None,
         attention: str | None = None,
         fixed: bool | None = None,
+        compile: bool = False,
     ) -> None:
+        if compile and fixed is False:
+            raise ValueError("compile is True and fixed is False: a compiled step has a fixed shape; leave fixed out")
         register()
         model.set_attn_implementation(NAME)
         self.config = model.config
@@ -67,10 +73,14 @@ class Runner:
         pack_linears(self._body)
         self._packed_head = pack(self._head) if pays(self._head) else None
         self.attention = check_kernel(attention or default_kernel(self.device), self.device)
-        self.fixed = self.device.type == "cuda" if fixed is None else fixed
+        self.fixed = compile or self.device.type == "cuda" if fixed is None else fixed
         self._capacity = capacity
         slots = bucket(capacity) if self.fixed else capacity
         self.slab = Slab.for_model(self.config, batch, slots, self.dtype, self.device)
+        self._compile = compile
+        if compile:
+            self.slab.ensure(slots)  # strides are part of a compiled shape
+        self._one_step = compile_steps(self._body) if compile else self._body
 
     @property
     def weight_bytes(self) -> int:
@@ -93,6 +103,7 @@ class Runner:
         body._modules = {**self._body._modules, "layers": layers[:num]}
         early = copy.copy(self)
         early._body = body
+        early._one_step = compile_steps(body) if self._compile else body
         return early
 
     @property
@@ -141,7 +152,8 @@ class Runner:
             [B, T, H] final hidden states.
         """
         positions = start[:, None] + torch.arange(ids.shape[1], device=self.device)
-        return self._run(ids, Window(self.slab, positions, extent, kernel=self.attention, static=self.fixed))
+        window = Window(self.slab, positions, extent, kernel=self.attention, static=self.fixed)
+        return self._run(ids, window, self._one_step)
 
     def step_nodes(self, ids: Tensor, nodes: Nodes, extent: int) -> Tensor:
         """Runs nodes of a tree for each of the first B rows; each sees the prefix and its ancestors.
@@ -169,6 +181,7 @@ class Runner:
         return column if self.shortlist is None else self.shortlist[column]
 
     @torch.inference_mode()
-    def _run(self, ids: Tensor, window: Window) -> Tensor:
-        out = self._body(input_ids=ids, position_ids=window.positions, use_cache=False, window=window)
+    def _run(self, ids: Tensor, window: Window, body: Callable[..., Any] | None = None) -> Tensor:
+        run = self._body if body is None else body
+        out = run(input_ids=ids, position_ids=window.positions, use_cache=False, window=window)
         return out.last_hidden_state

@@ -33,7 +33,8 @@ class PackedLinear(nn.Linear):
     _packed: tuple[tuple[int, int], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or x.dtype != torch.bfloat16 or not pays(self.weight):
+        plain = torch.is_grad_enabled() or x.dtype != torch.bfloat16 or not pays(self.weight)
+        if plain or torch.compiler.is_compiling():  # the compiler packs by itself
             return linear(x, self.weight, self.bias)
         state = self.weight.data_ptr(), self.weight._version
         if self._packed is None or self._packed[0] != state:

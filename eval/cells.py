@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,23 @@ from distill.schema_eval import batch_of
 from engine import costs as model
 from engine.costs import Costs
 from eval import stats
+from eval.cell_parts import (
+    Cell,
+    all_shares,
+    eager_ms,
+    is_plain,
+    limits,
+    mean_request,
+    measured_verify_ms,
+    policy_words,
+    prediction,
+    prefix_spread_frac,
+    waterfall,
+)
 from eval.records import ALL, BASELINE, LOOKUP, RequestRow
-from eval.speedup import OBJECTIVES, latency_speedup, pair, realised_frac
+from eval.speedup import OBJECTIVES, latency_speedup, pair
 from eval.throughput import equal_memory, memory_bytes, throughput
 
-Cell = dict[str, Any]
 # Below this many requests a 95th percentile is the largest value under another name.
 MIN_REQUESTS_P95 = 20
 
@@ -141,7 +153,7 @@ def _cells_here(
         arms.setdefault(row.arm, []).append(row)
     baseline = arms.get(BASELINE, [])
     away = [r for r in other if r.arm == BASELINE]
-    drafts = {r.draft for r in rows if r.k and _plain(r)}
+    drafts = {r.draft for r in rows if r.k and is_plain(r)}
     fitted = {d: stats.fit_costs(baseline, _ladder(rows, d), d) for d in drafts}
     moved = {d: stats.fit_costs(away, _ladder(other, d), d) for d in drafts}
     made = []
@@ -152,16 +164,11 @@ def _cells_here(
     return made
 
 
-def _plain(row: RequestRow) -> bool:
-    """Is this a chain of fixed length? Of such rows the cost model is made."""
-    return row.policy == "fixed" and not row.tree and row.recent is None
-
-
 def _ladder(rows: Iterable[RequestRow], draft: str) -> list[list[RequestRow]]:
     """Rows of one draft with chains of fixed length, a list for each k."""
     found: dict[int, list[RequestRow]] = {}
     for row in rows:
-        if row.draft == draft and row.k and _plain(row):
+        if row.draft == draft and row.k and is_plain(row):
             found.setdefault(row.k, []).append(row)
     return [found[k] for k in sorted(found)]
 
@@ -186,11 +193,11 @@ def _cell(
     contexts, lengths = [r.context_tok for r in each], [r.new_tok for r in each]
     planned = model.costs_for(plan, one.draft, round(fmean(contexts)), one.batch) if plan and one.k else None
     flow = throughput(rows, baseline, settings.bootstrap, settings.seed)
-    request = _mean_request(each, [found[0] for found in stats.by_request(baseline).values()])
+    request = mean_request(each, [found[0] for found in stats.by_request(baseline).values()])
     cell: Cell = {
         "draft": one.draft,
         "label": one.label or one.arm,
-        "policy": _policy(one),
+        "policy": policy_words(one),
         "k": one.k,
         "rule": one.rule,
         "tree": list(one.tree),
@@ -208,12 +215,12 @@ def _cell(
         "T_ms": stats.token_ms(baseline),
         "decode_ms_per_tok": stats.token_ms(rows),
         "t_ms": costs.t_ms if costs and one.draft != LOOKUP else None,
-        "t_eager_ms": _eager(one, planned, costs),
+        "t_eager_ms": eager_ms(one, planned, costs),
         "t_graph_ms": planned.t_graph_ms if planned else None,
-        "V_ms": model.verify_ms(costs, one.k) if costs and one.policy == "fixed" else _verify_ms(rows, share),
+        "V_ms": model.verify_ms(costs, one.k) if costs and one.policy == "fixed" else measured_verify_ms(rows, share),
         "costs": costs.to_json() if costs else None,
-        "share": _all_shares(rows, share, costs, planned),
-        "prefix_kv_spread_frac": _spread(planned),
+        "share": all_shares(rows, share, costs, planned),
+        "prefix_kv_spread_frac": prefix_spread_frac(planned),
         "closure_frac": closure,
         "clocks_differ_frac": stats.clocks_differ_frac(rows),
         "noise_frac": stats.noise_frac(rows),
@@ -227,108 +234,11 @@ def _cell(
         "request": request,
         "pairs": [asdict(p) for p in pairs] if one.k else [],
         **stats.timing(rows),
-        **_limits(one, costs, request, speedup),
-        **_prediction(one, planned, moved, accepted, request, speedup),
+        **limits(one, costs, request, speedup),
+        **prediction(one, planned, moved, accepted, request, speedup),
     }
-    cell["waterfall"] = _waterfall(cell, costs, rows)
+    cell["waterfall"] = waterfall(cell, costs, rows)
     return cell if cell["num_requests"] >= settings.min_requests else _insufficient(cell)
-
-
-def _policy(one: RequestRow) -> str:
-    """How an arm proposes, in words."""
-    if not one.k:
-        return "no speculation"
-    if one.tree:
-        return f"tree of {len(one.tree) - 1}, depth {one.k}"
-    return f"chain, k = {one.k}" if one.policy == "fixed" else f"adaptive, k <= {one.k}"
-
-
-def _verify_ms(rows: Sequence[RequestRow], share: Mapping[str, float] | None) -> float | None:
-    """Mean verify time of a cycle, as it was measured."""
-    num = sum(len(r.cycles) for r in stats.bare(rows))
-    return share["verify"] * sum(r.wall_ms for r in stats.bare(rows)) / num if share and num else None
-
-
-def _mean_request(rows: Sequence[RequestRow], baseline: Sequence[RequestRow]) -> dict[str, float]:
-    """The cell's mean request, for the model: prefills in ms and answer length in tokens."""
-    return {
-        "prefill_ms": fmean(r.prefill_ms for r in baseline or rows),
-        "draft_prefill_ms": fmean(r.draft_prefill_ms for r in rows),
-        "new_tok": max(1, round(fmean(r.new_tok for r in rows))),
-    }
-
-
-def _eager(one: RequestRow, planned: Costs | None, costs: Costs | None) -> float | None:
-    """Draft time a token in eager mode: from the plan, else from the rows where nothing was captured."""
-    if planned and planned.t_eager_ms is not None:
-        return planned.t_eager_ms
-    captured = planned is not None and planned.t_graph_ms is not None
-    return costs.t_ms if costs and one.draft != LOOKUP and not captured else None
-
-
-def _limits(one: RequestRow, costs: Costs | None, request: Cell, speedup: Cell | None) -> Cell:
-    """s, ceiling, realised part and break-even acceptance, from this cell's own costs."""
-    if costs is None:
-        return {"s": None, "ceiling": None, "realised_frac": None, "alpha_break_even": None}
-    top = model.ceiling(costs, request["prefill_ms"], request["new_tok"])
-    chain = one.draft != LOOKUP and one.policy == "fixed"
-    even = model.break_even_alpha(costs, one.k, **request) if chain else None
-    return {
-        "s": top.s,
-        "ceiling": top.speedup,
-        "realised_frac": realised_frac(speedup["total"], top.speedup) if speedup else None,
-        # In the measure of the pooled alpha, accepted over proposed, so that the two can be subtracted.
-        "alpha_break_even": (model.tau(even, one.k) - 1) / one.k if even is not None else None,
-    }
-
-
-def _prediction(
-    one: RequestRow, planned: Costs | None, moved: Costs | None, accepted: Cell, request: Cell, speedup: Cell | None
-) -> Cell:
-    """What costs measured elsewhere (the plan, else the other domains) say, with this cell's acceptance."""
-    costs, k = planned or moved, one.k if _plain(one) else 0
-    positions = [p["c"] for p in accepted["accept_by_position"] if p["c"] is not None]
-    if costs is None or costs.draft == LOOKUP or not positions or not speedup or not 0 < k <= max(costs.V_ms):
-        return {"predicted_speedup": None, "predicted_from": None, "prediction_error_frac": None}
-    predicted = model.predicted_speedup(costs, k, positions, **request)
-    return {
-        "predicted_speedup": predicted,
-        "predicted_from": "plan" if planned else "other domains",
-        "prediction_error_frac": predicted / speedup["total"] - 1,
-    }
-
-
-def _all_shares(
-    rows: Sequence[RequestRow], share: dict[str, float] | None, costs: Costs | None, planned: Costs | None
-) -> dict[str, float | None] | None:
-    """Phase shares with the two cross-cuts, prefix KV (inside verify) and waste, which are not added to them."""
-    if share is None:
-        return None
-    wall = sum(r.wall_ms for r in rows)
-    wasted = stats.waste_ms(rows, costs) if rows[0].k else None
-    prefix = None
-    if planned and planned.prefix_kv_ms:
-        prefix = median(planned.prefix_kv_ms.values()) * sum(len(r.cycles) for r in rows) / wall
-    return {**share, "prefix_kv": prefix, "waste": wasted / wall if wasted is not None else None}
-
-
-def _spread(planned: Costs | None) -> float | None:
-    """How far the estimates of prefix KV time lie apart: (max - min) / median."""
-    values = list((planned.prefix_kv_ms or {}).values()) if planned else []
-    return (max(values) - min(values)) / median(values) if len(values) > 1 and median(values) > 0 else None
-
-
-def _waterfall(cell: Cell, costs: Costs | None, rows: Sequence[RequestRow]) -> list[dict[str, Any]]:
-    """tau down to the end-to-end speedup of all requests together; empty where a part is missing."""
-    share, plain = cell["share"], stats.bare(rows)
-    num = sum(len(r.cycles) for r in plain)
-    if not (costs and share and cell["tau"] and cell["latency_speedup"] and num):
-        return []
-    cycle = sum(r.wall_ms for r in plain) / num
-    verify, draft, sampling, host = (share[name] * cycle for name in ("verify", "draft", "sampling", "host"))
-    total = cell["latency_speedup"]["total"]
-    steps = model.waterfall(cell["tau"], costs.T_ms, verify, draft, sampling, host, total)
-    return [asdict(step) for step in steps]
 
 
 def _insufficient(cell: Cell) -> Cell:

@@ -23,9 +23,10 @@ class Served:
         answer: its tokens and cycles.
         start_s: when it was admitted.
         prefill_ms, draft_prefill_ms: its own.
-        wall_ms: cycles that it took part in.
+        wall_ms: from admission to end, less `stall_ms`.
         stall_ms: prefills of others while it was there.
-        phases_ms: of those cycles.
+        phases_ms: of its cycles; what the loop itself takes is in none of them.
+        since_ms: when decoding began, by the clock.
         full_tok, full_ms: tokens that cycles emitted while no row was empty; its share of the time of those cycles.
     """
 
@@ -33,6 +34,7 @@ class Served:
     start_s: float
     prefill_ms: float
     draft_prefill_ms: float
+    since_ms: float
     wall_ms: float = 0.0
     stall_ms: float = 0.0
     phases_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -95,7 +97,8 @@ def _admit(decoder: Decoder, request: Request, clock: Clock) -> Served:
         decoder.drafter.start(row, ids)
         drafted = clock.now_ms()
     answer = decoder.resume(request, hidden)
-    return Served(answer, start_s, read - start + clock.now_ms() - drafted, drafted - read)
+    end = clock.now_ms()
+    return Served(answer, start_s, read - start + end - drafted, drafted - read, end)
 
 
 def _cycle(decoder: Decoder, live: Sequence[Served], full: bool, clock: Clock) -> None:
@@ -103,10 +106,11 @@ def _cycle(decoder: Decoder, live: Sequence[Served], full: bool, clock: Clock) -
     before = [len(s.answer.tokens) for s in live]
     start = clock.now_ms()
     decoder.cycle()
-    spent = clock.now_ms() - start
+    now = clock.now_ms()
+    spent = now - start
     phases = clock.totals_ms()
     for served, had in zip(live, before, strict=True):
-        served.wall_ms += spent
+        served.wall_ms = now - served.since_ms - served.stall_ms
         for name in PHASES[:-1]:
             served.phases_ms[name] += phases.get(name, 0.0)
         served.phases_ms["host"] += max(0.0, spent - sum(phases.values()))

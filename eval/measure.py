@@ -23,61 +23,21 @@ from torch import Tensor
 
 from engine.clock import BareClock, Clock, phased
 from engine.costs import Costs
-from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
-from engine.policy import Adaptive, Policy
+from engine.policy import Policy
 from engine.request import Answer, Request
 from engine.speculate import Decoder
-from engine.tree_cycle import TreeDecoder
-from engine.tree_draft import TreeDrafter
-from engine.warp import Warp
 from eval.arms import Arm
+from eval.decoders import EvalRequest, Load, RequestSet, build_decoder
 from eval.flow import serve
-from eval.records import BASELINE, LOOKUP, SELF, Cycle, RequestRow
+from eval.records import BASELINE, Cycle, RequestRow
+
+__all__ = ["Bench", "EvalRequest", "Load", "RequestSet", "decode"]
 
 # Every third request repeats its baseline: the spread of equal runs is what tells a noisy machine.
 REPEAT_EVERY = 3
 # Tokens a request while a batch warms up.
 WARMUP_TOK = 16
-
-
-@dataclass(frozen=True)
-class EvalRequest:
-    """A prompt to measure with; `group` is its context class."""
-
-    id: str
-    domain: str
-    group: str
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Load:
-    """How requests are decoded.
-
-    Attributes:
-        max_new: tokens a request.
-        eos: ids that end an answer.
-        temperature, top_p, top_k: of the target.
-        draft_warps: each draft's own warping; a draft without one samples as the target does.
-        seed: of the noise.
-    """
-
-    max_new: int
-    eos: tuple[int, ...]
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    draft_warps: Mapping[str, Warp] = field(default_factory=dict)
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class RequestSet:
-    """Requests that are decoded together, all of one domain and group; `index` tells the sets of a run apart."""
-
-    index: int
-    requests: tuple[EvalRequest, ...]
 
 
 @dataclass
@@ -110,6 +70,7 @@ class Bench:
         warmup: int = 1,
         phased_every: int = 1,
         takes: Callable[[EvalRequest], bool] | None = None,
+        keeps: Callable[[Arm], bool] | None = None,
     ) -> Iterator[RequestRow]:
         """Rows of all requests under all arms, one request at a time.
 
@@ -119,6 +80,7 @@ class Bench:
             warmup: requests that warm caches and clocks up.
             phased_every: every so many requests one is timed by phase too.
             takes: asked before each request; false leaves it out. None takes all.
+            keeps: asked of each arm before each request; false leaves it out. None keeps all.
 
         Yields:
             rows, as they are measured.
@@ -128,7 +90,8 @@ class Bench:
             if place >= warmup and takes is not None and not takes(request):
                 continue
             index += 1
-            yield from self._request(request, arms, index, index < warmup, index % phased_every == 0)
+            left = arms if keeps is None or place < warmup else [arm for arm in arms if keeps(arm)]
+            yield from self._request(request, left, index, index < warmup, index % phased_every == 0)
 
     def measure_sets(
         self,
@@ -171,35 +134,9 @@ class Bench:
     def decoder(self, arm: Arm, batch: int = 1) -> Decoder:
         """The arm's decoder at this batch; made when it is first asked for."""
         if (arm, batch) not in self._decoders:
-            self._decoders[arm, batch] = self._build(arm, batch)
+            here = self.target, self.drafts, self.load
+            self._decoders[arm, batch] = build_decoder(arm, batch, *here, self.graph, self.costs)
         return self._decoders[arm, batch]
-
-    def _build(self, arm: Arm, batch: int) -> Decoder:
-        load = self.load
-        common = load.seed, load.top_k, load.top_p
-        if arm.tree is not None:
-            drafter = TreeDrafter(self.drafts[arm.runner], load.seed, self._warp(arm))
-            return TreeDecoder(self.target, load.eos, drafter, arm.tree, *common)
-        policy = None
-        if arm.adaptive:
-            policy = Adaptive([c for c in self.costs if (c.draft, c.batch) == (arm.runner, batch)], arm.k)
-        drafted = self._drafter(arm)
-        return Decoder(self.target, load.eos, drafted, arm.k, *common, rule=arm.rule, policy=policy, graph=self.graph)
-
-    def _drafter(self, arm: Arm) -> Drafter | None:
-        if arm.k == 0:
-            return None
-        if arm.draft == LOOKUP:
-            return LookupDrafter(device=self.target.device)
-        if arm.draft.startswith(SELF):
-            return SelfDrafter(self.target, int(arm.draft.removeprefix(SELF)), self.load.seed)
-        return ModelDrafter(self.drafts[arm.runner], self.load.seed, self._warp(arm), self.graph)
-
-    def _warp(self, arm: Arm) -> Warp | None:
-        warp = self.load.draft_warps.get(arm.draft)
-        if arm.draft_temperature is None:
-            return warp
-        return replace(warp or Warp(self.load.temperature), temperature=arm.draft_temperature)
 
     def _memory(self, arms: Sequence[Arm], batch: int) -> dict[Arm, Policy | None]:
         """What each policy knows now."""

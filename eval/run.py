@@ -26,6 +26,7 @@ from distill.recipe import Recipe, dump, load_recipe
 from eval.against import before_after, read_earlier
 from eval.budget import Budget
 from eval.cells import Settings
+from eval.race import Race
 from eval.records import BASELINE, LOOKUP, SELF, append_rows, read_rows
 from eval.report import build_report, terminal_table, write_report
 
@@ -132,7 +133,7 @@ def evaluate(
     from eval.setup import costs_of, set_up
 
     bench, traffic, meta = set_up(recipe, drafts)
-    plan = costs_of(recipe, bench, traffic.requests)
+    plan = {**costs_of(recipe, bench, traffic.requests), "memory": meta.pop("memory")}
     arms, plan["trees"] = _arms(recipe, bench, traffic)
     provenance = collect(recipe.seed, str(bench.target.device))
     settings = {
@@ -145,7 +146,7 @@ def evaluate(
     }
     run = {"recipe": json.loads(dump(recipe)), "settings": settings, "plan": plan, "provenance": provenance}
     _write_json(out / "run.json", run)
-    settings["budget"] = _measure(recipe, bench, traffic.requests, arms, rows_path)
+    settings |= _measure(recipe, bench, traffic.requests, arms, rows_path)
     _write_json(out / "run.json", run)
     report = build_report(read_rows(rows_path), plan, provenance, settings)
     if earlier is not None:
@@ -179,11 +180,12 @@ def _arms(recipe: Recipe, bench: Bench, traffic: Traffic) -> tuple[list[Arm], li
 def _measure(
     recipe: Recipe, bench: Bench, requests: Sequence[EvalRequest], arms: Sequence[Arm], path: Path
 ) -> dict[str, Any]:
-    """All rows of all arms, batch by batch, with a progress bar; what became of the budget."""
+    """All rows of all arms, batch by batch, with a progress bar; what became of the budget and of the race."""
     from eval.setup import sets_of
 
     stage = recipe.eval
     budget, least = Budget(stage.budget_min, len(stage.batches)), Settings.of(stage.model_dump()).needed
+    race = Race(len(requests)) if stage.race else None
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -205,6 +207,7 @@ def _measure(
                         stage.warmup,
                         stage.phased_every,
                         lambda r: budget.takes(r.domain, r.group, least),
+                        None if race is None else lambda arm: race.keeps(arm.name),
                     ),
                 )
             else:
@@ -224,6 +227,8 @@ def _measure(
             seen: str | None = None
             for row in rows:
                 append_rows(path, [row])
+                if race is not None and batch == 1:
+                    race.add(row)
                 key = f"{row.warmup} {row.request_id if batch == 1 else row.set}"
                 if seen not in (None, key):
                     progress.advance(task)
@@ -232,7 +237,11 @@ def _measure(
     if budget.skipped:
         left = ", ".join(f"{num} of {cell}" for cell, num in budget.skipped.items())
         log.warning("eval.budget_min = %s is used; not measured: %s", stage.budget_min, left)
-    return budget.to_json()
+    elif stage.budget_min is not None and budget.to_json()["used_min"] > stage.budget_min:
+        log.warning("eval.budget_min = %s did not hold the requests that every cell needs", stage.budget_min)
+    if race is not None and race.dropped:
+        log.info("clearly behind and dropped after %d requests: %s", race.after, ", ".join(race.dropped))
+    return {"budget": budget.to_json(), "raced": None if race is None else race.to_json()}
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

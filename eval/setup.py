@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_model, load_tokenizer, model_hash, param_counts, resolve
@@ -88,12 +88,14 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     batch, capacity = max(stage.batches), capacity_of(stage, traffic.requests, target.config)
     runners, described = {}, []
     sizes = param_counts(target)
+    memory = {"": _memory(target, sizes.stored)}
     for name, path in drafts.items():
         verify_draft(path, load_tokenizer(str(path)), tokenizer, rows)
         draft = read_draft(path)
         model = load_model(str(path), dtype, device)
         runners[name] = Runner(model, batch, capacity, draft.shortlist, rows)
         count = param_counts(model, None if draft.shortlist is None else draft.shortlist.numel())
+        memory[name] = _memory(model, count.stored)
         described.append(
             {
                 "name": name,
@@ -122,8 +124,17 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         "graph": graph_why,
         "eos_ids": list(eos),
         "left_out": traffic.left_out,
+        "memory": memory,
     }
     return Bench(Runner(target, batch, capacity, vocab=rows), runners, load, graph), traffic, meta
+
+
+def _memory(model: PreTrainedModel, stored: int) -> dict[str, int]:
+    """Bytes of the weights and of a token's KV."""
+    return {
+        "weights": stored * model.dtype.itemsize,
+        "kv_per_tok": kv_bytes_per_token(model.config, model.dtype),
+    }
 
 
 def capacity_of(stage: Eval, requests: Sequence[EvalRequest], config: PreTrainedConfig) -> int:
@@ -245,9 +256,5 @@ def costs_of(recipe: Recipe, bench: Bench, requests: Sequence[EvalRequest] = ())
         "device": str(bench.target.device),
         "target": recipe.target.model,
         "bandwidth_bytes_per_s": copy_bandwidth(bench.target.device),
-        "memory": {
-            name: {"weights": runner.weight_bytes, "kv_per_tok": kv_bytes_per_token(runner.config, runner.dtype)}
-            for name, runner in {"": bench.target, **bench.drafts}.items()
-        },
         "costs": [c.to_json() for c in costs],
     }

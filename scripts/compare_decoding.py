@@ -1,8 +1,12 @@
-"""python -m scripts.compare_decoding --draft DIR [--prompts FILE ...] [--out FILE]: seven ways to decode one text.
+"""python -m scripts.compare_decoding --draft DIR [--prompts FILE ...] [--out FILE]: eight ways to decode one text.
 
 Greedy, batch 1, one pair of models, one process, the arms interleaved request by request in an order that turns around.
 transformers: `generate`, and `generate` with the draft as assistant (constant k, no confidence threshold). The engine:
-baseline, chain with fixed k, adaptive k, prompt look-up, and self-speculation by the target's first layers.
+baseline, chain with fixed k, adaptive k, prompt look-up, self-speculation by the target's first layers, and with
+`--tree-nodes` the best tree, if it wins by what was measured on two further prompts. (The block rule is no arm: greedy
+decoding accepts by equality.) The table of docs/measured/engine.md:
+
+    python -m scripts.compare_decoding --draft DIR --prompts HELDOUT_CODE.jsonl.gz --num 12 --k 2 --tree-nodes 8
 
 Decode speed counts the tokens after the first over the time after the first; acceptance is accepted over proposed
 tokens, cycles cut by the end of the answer left out, for every arm from the sizes of its emitted blocks.
@@ -17,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +39,13 @@ from distill.tokens import encode_prompt, eos_ids
 from distill.traffic import load_prompts
 from engine.bench import measure_costs
 from engine.clock import phased
-from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
-from engine.policy import Adaptive
 from engine.request import Request
-from engine.speculate import Decoder
+from eval.arms import Arm
 from eval.bootstrap import interval, resamples
+from eval.measure import Bench, EvalRequest, Load
+from eval.records import LOOKUP, SELF
+from eval.trees import find_tree
 
 
 @dataclass
@@ -108,24 +113,24 @@ def by_transformers(
     return run
 
 
-def by_engine(
-    target: Runner, drafter: Drafter | None, k: int, max_new: int, eos: Sequence[int], policy: Adaptive | None = None
-) -> Callable[[str, list[int]], Run]:
-    """The engine, with phases (the clock's own cost is in the figures)."""
+def by_engine(bench: Bench, arm: Arm) -> Callable[[str, list[int]], Run]:
+    """The engine, with phases (the clock's own cost is in the figures); one decoder for all requests."""
+    decoder, clock = bench.decoder(arm), phased(bench.target.device)
+    decoder.clock = clock
 
     def run(name: str, ids: list[int]) -> Run:
-        clock = phased(target.device)
-        decoder = Decoder(target, eos, drafter, k, clock=clock, policy=policy)
         start = clock.now_ms()
-        answer = decoder.admit(Request(name, tuple(ids), max_new))
+        answer = decoder.admit(Request(name, tuple(ids), bench.load.max_new))
         first = clock.now_ms()
         while not answer.finish:
             decoder.cycle()
+        end = clock.now_ms()
+        decoder.retire()
         whole = [c for c in answer.cycles if not c.cut]
         return Run(
             answer.tokens,
             first - start,
-            clock.now_ms() - first,
+            end - first,
             sum(c.proposed for c in whole),
             sum(c.accepted for c in whole),
             clock.totals_ms(),
@@ -205,9 +210,12 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=2)
     parser.add_argument("--most", type=int, default=5, help="largest k of the adaptive policy")
     parser.add_argument("--self-layers", type=int, default=6)
+    parser.add_argument("--tree-nodes", type=int, help="proposals of a tree at most (default: no tree)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--out", type=Path, help="a JSON file")
     args = parser.parse_args()
+    if args.tree_nodes is not None and not 2 <= args.tree_nodes <= 64:
+        parser.error(f"--tree-nodes {args.tree_nodes}: 2 to 64 proposals are possible")
     if args.num < 1 or args.max_new < 2:
         parser.error(f"--num {args.num} and --max-new {args.max_new}: at least 1 prompt and 2 tokens are needed")
     console = Console(stderr=True)
@@ -217,7 +225,8 @@ def main() -> None:
     traffic = Traffic(domain=args.domain, heldout=tuple(args.prompts), num_heldout=4 * args.num)
     found = load_prompts(traffic, "heldout", 0, (args.domain,))
     coded = [(p.id, encode_prompt(tokenizer, list(p.messages))) for p in found]
-    prompts = [(name, ids) for name, ids in coded if len(ids) <= args.max_prompt][: args.num]
+    short = [(name, ids) for name, ids in coded if len(ids) <= args.max_prompt]
+    prompts, spare = short[: args.num], short[args.num : args.num + 2]
     capacity = max(len(ids) for _, ids in prompts) + args.max_new + 220
     draft, shortlist = load_model(str(args.draft), args.dtype), read_draft(args.draft).shortlist
     target = Runner(copy.deepcopy(plain), 1, capacity)
@@ -226,17 +235,20 @@ def main() -> None:
     ks = sorted({1, args.k, args.most})
     costs = measure_costs(target, small, ks, [int(context)])
     floor_ms = (costs[0].bandwidth_frac or 0.0) * costs[0].V_ms[0]
-    drafter = ModelDrafter(small)
+    bench = Bench(target, {"draft": small}, Load(args.max_new, tuple(eos)), costs=[replace(costs[0], draft="draft")])
+    ours = [
+        Arm("", 0), Arm("draft", args.k), Arm("draft", args.most, "adaptive"), Arm(LOOKUP, 4),
+        Arm(f"{SELF}{args.self_layers}", args.k),
+    ]  # fmt: skip
+    tree = None
+    if args.tree_nodes is not None:
+        texts = [EvalRequest(name, args.domain, "", tuple(ids)) for name, ids in spare]
+        tree = find_tree(bench, "draft", texts, bench.costs[0], ks, args.tree_nodes)
+        ours += [] if tree.arm is None else [tree.arm]
     arms = {
         "transformers generate": by_transformers(plain, None, 0, args.max_new, eos),
         "transformers assisted": by_transformers(plain, draft, args.k, args.max_new, eos),
-        "engine baseline": by_engine(target, None, 0, args.max_new, eos),
-        f"engine chain k={args.k}": by_engine(target, drafter, args.k, args.max_new, eos),
-        "engine adaptive": by_engine(target, drafter, args.most, args.max_new, eos, Adaptive(costs, args.most)),
-        "engine look-up k=4": by_engine(target, LookupDrafter(), 4, args.max_new, eos),
-        f"engine self, {args.self_layers} layers": by_engine(
-            target, SelfDrafter(target, args.self_layers), args.k, args.max_new, eos
-        ),
+        **{f"engine {arm.label}" if arm.k else "engine baseline": by_engine(bench, arm) for arm in ours},
     }
     rows = summary(compare(arms, prompts, console), "transformers generate", floor_ms)
     Console().print(show(rows, "transformers generate"))
@@ -244,6 +256,7 @@ def main() -> None:
         result = {
             "arms": rows,
             "costs": [c.to_json() for c in costs],
+            "tree": None if tree is None else tree.about,
             "settings": {k: str(v) for k, v in vars(args).items()},
             "prompts": len(prompts),
             "provenance": collect(0, str(target.device)),

@@ -114,13 +114,34 @@ def test_adaptive_switches_off_and_probes_more_and_more_seldom() -> None:
 
 def test_adaptive_tells_requests_apart() -> None:
     policy = Adaptive([COSTS], 8)
-    for i in range(40):
+    for i in range(80):
         simulate(policy, 0.95, 1, i, "easy")
         simulate(policy, 0.05, 1, i, "hard")
-    assert policy.acceptance("easy") > 0.75 and policy.acceptance("hard") < 0.35
+    assert policy.acceptance("easy")[0] > 0.75 and policy.acceptance("hard")[0] < 0.35
     assert policy.choose(["easy"], 256) > policy.choose(["hard"], 256)
     policy.forget("easy")
     assert policy.acceptance("easy") == policy.acceptance("new")
+
+
+def test_adaptive_knows_the_places_of_a_block() -> None:
+    policy = Adaptive([COSTS], 4)
+    for _ in range(300):  # the first token is a coin, what follows a right one is right
+        policy.observe("a", 4, 4)
+        policy.observe("a", 4, 0)
+    first, *later = policy.acceptance("a")
+    assert first == pytest.approx(0.5, abs=0.05) and min(later) > 0.95
+    assert policy.choose(["a"], 256) == 4
+
+
+def test_adaptive_goes_on_within_the_margin_and_not_beyond() -> None:
+    even = Costs(10.0, {1: 10.0}, 2.0)  # pays from acceptance 0.2 on
+    seen = {a: Adaptive([even], 1, margin=0.04, strength=1.0) for a in (0.17, 0.12)}
+    for accept, policy in seen.items():
+        for i in range(2000):
+            policy.observe("a", 1, int(i * accept) < int((i + 1) * accept))
+        policy.forget("a")
+    # The first may be the probe that follows an accepted one.
+    assert [[policy.choose(["a"], 0) for _ in range(2)][1] for policy in seen.values()] == [1, 0]
 
 
 def test_the_nearest_context_counts() -> None:

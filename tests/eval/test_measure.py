@@ -126,7 +126,7 @@ def test_sets_of_requests_share_rows(max_new: int) -> None:
     if max_new > 1:
         first = [r for r in kept if r.set == 0 and r.arm == "baseline" and r.clock == "bare"]
         assert sum(r.steady_tok for r in first) == 6 * 12  # all rows are busy until all finish together
-        assert all(r.steady_ms == pytest.approx(r.wall_ms / 3 + r.prefill_ms) for r in first)
+        assert all(r.steady_ms == pytest.approx(r.wall_ms / 3 + r.prefill_ms, rel=0.2) for r in first)
         waited = [r for r in first if r.request_id == "q0"]
         assert waited[0].stall_ms >= 0 and waited[0].e2e_ms > waited[0].wall_ms
         cells = build_cells(kept, None, Settings(min_requests=2, bootstrap=200))

@@ -14,7 +14,23 @@ from eval.records import Cycle, RequestRow, RowError, append_rows, arm_name, cou
 from tests.eval.rows import make_row, make_run, plain, timed
 
 
-@pytest.mark.parametrize("module", ["records", "stats", "speedup", "cells", "choice", "rules", "verdict", "report"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "records",
+        "stats",
+        "speedup",
+        "cells",
+        "choice",
+        "rules",
+        "verdict",
+        "report",
+        "arms",
+        "budget",
+        "race",
+        "replay",
+    ],
+)
 def test_torch_free(module: str) -> None:
     code = f"import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None; import eval.{module}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,107 @@
+"""From an arm to its decoder, and the load that it decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.costs import Costs
+from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
+from engine.model import Runner
+from engine.policy import Adaptive
+from engine.speculate import Decoder
+from engine.tree_cycle import TreeDecoder
+from engine.tree_draft import TreeDrafter
+from engine.warp import Warp
+from eval.arms import Arm
+from eval.records import LOOKUP, SELF
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """A prompt to measure with; `group` is its context class."""
+
+    id: str
+    domain: str
+    group: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests are decoded.
+
+    Attributes:
+        max_new: tokens a request.
+        eos: ids that end an answer.
+        temperature, top_p, top_k: of the target.
+        draft_warps: each draft's own warping; a draft without one samples as the target does.
+        seed: of the noise.
+    """
+
+    max_new: int
+    eos: tuple[int, ...]
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    draft_warps: Mapping[str, Warp] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RequestSet:
+    """Requests that are decoded together, all of one domain and group; `index` tells the sets of a run apart."""
+
+    index: int
+    requests: tuple[EvalRequest, ...]
+
+
+def build_decoder(
+    arm: Arm,
+    batch: int,
+    target: Runner,
+    drafts: Mapping[str, Runner],
+    load: Load,
+    graph: bool = False,
+    costs: Sequence[Costs] = (),
+) -> Decoder:
+    """The decoder of an arm.
+
+    Args:
+        arm: the way to decode.
+        batch: rows in use, which an adaptive policy's costs were measured with.
+        target, drafts: with at least so many rows.
+        load: what is decoded.
+        graph: capture steps (trees and self-speculation draft eagerly all the same).
+        costs: of all drafts and batches.
+
+    Raises:
+        ValueError: an adaptive arm without costs, or more first layers than the target has.
+    """
+    common = load.seed, load.top_k, load.top_p
+    if arm.tree is not None:
+        tree_drafter = TreeDrafter(drafts[arm.runner], load.seed, _warp(arm, load))
+        return TreeDecoder(target, load.eos, tree_drafter, arm.tree, *common)
+    policy = None
+    if arm.adaptive:
+        policy = Adaptive([c for c in costs if (c.draft, c.batch) == (arm.runner, batch)], arm.k)
+    drafter = _drafter(arm, target, drafts, load, graph)
+    return Decoder(target, load.eos, drafter, arm.k, *common, rule=arm.rule, policy=policy, graph=graph)
+
+
+def _drafter(arm: Arm, target: Runner, drafts: Mapping[str, Runner], load: Load, graph: bool) -> Drafter | None:
+    if arm.k == 0:
+        return None
+    if arm.draft == LOOKUP:
+        return LookupDrafter(device=target.device)
+    if arm.draft.startswith(SELF):
+        return SelfDrafter(target, int(arm.draft.removeprefix(SELF)), load.seed)
+    return ModelDrafter(drafts[arm.runner], load.seed, _warp(arm, load), graph)
+
+
+def _warp(arm: Arm, load: Load) -> Warp | None:
+    """What a draft model samples from; None is as the target does."""
+    warp = load.draft_warps.get(arm.draft)
+    if arm.draft_temperature is None:
+        return warp
+    return replace(warp or Warp(load.temperature), temperature=arm.draft_temperature)
