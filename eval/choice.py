@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from distill.schema_eval import batch_of
 from eval.bootstrap import Floats, interval, resamples
 from eval.cells import Cell, Settings, overall
 from eval.records import ALL, BASELINE, LOOKUP
-from eval.rivals import against_lookup, by_load, grid_regret
+from eval.rivals import against_lookup, apart_from_lookup, by_load, grid_regret
 from eval.speedup import objective_values
 
 # Arms whose objective is within this of the best are a tie.
@@ -82,6 +83,18 @@ def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [first, *sorted(rest, key=lambda c: (-c.value, c.e2e_p95_ms, c.size, c.k, c.arm))]
 
 
+def rank_key(objective: str) -> str:
+    """What the ranking goes by, in words."""
+    batch = batch_of(objective)
+    return RANK_KEYS[objective] if batch is None else f"steady tokens a second at batch {batch} over the baseline's"
+
+
+def judged_pool(cells: Sequence[Cell], objective: str, domain: str) -> list[Cell]:
+    """The cells that an objective is about: the smallest batch for a latency, its own for a throughput."""
+    batch = batch_of(objective)
+    return overall(cells if batch is None else [c for c in cells if c["batch"] == batch], domain)
+
+
 def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The choice for the domain that is judged, what each domain alone would choose, and what was given up.
 
@@ -93,12 +106,12 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
     Returns:
         `choice` of report.json. Its arm is None when too few requests were measured.
     """
-    here = overall(cells, settings.domain)
+    here = judged_pool(cells, settings.objective, settings.domain)
     pool = [c for c in here if c["k"] and c["status"] == "ok"]
     plain = next((c for c in here if not c["k"]), None)
     choice: dict[str, Any] = {
         "objective": settings.objective,
-        "rank_key": RANK_KEYS[settings.objective],
+        "rank_key": rank_key(settings.objective),
         "tie_rule": TIE_RULE,
         "arm": None,
         "draft": None,
@@ -123,10 +136,22 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
     base, gains = _common(kept)
     if not kept or base.size < settings.needed:
         return choice
-    ranking = rank(_candidates(kept, plain, base, gains, settings, sizes))
-    chosen = ranking[0]
     arms = [c["arm"] for c in kept]
-    regret, held_out = _regret(base, gains, arms, chosen.arm, settings)
+    regret: float | None = None
+    held_out: float | None = None
+    by_domain: dict[str, Any] = {}
+    if batch_of(settings.objective) is None:
+        ranking = rank(_candidates(kept, plain, base, gains, settings, sizes))
+        chosen = ranking[0]
+        regret, held_out = _regret(base, gains, arms, chosen.arm, settings)
+        by_domain = _by_domain(cells, kept[0], chosen.arm, settings, sizes)
+        lost = grid_regret(pool, chosen.arm, settings)
+        lookup = against_lookup(ranking, arms, base, gains, settings)
+    else:
+        ranking = rank(_by_throughput(kept, plain, base, sizes))
+        chosen = ranking[0]
+        lost = 1 - chosen.value / max(c.value for c in ranking)
+        lookup = apart_from_lookup(ranking)
     found = next((c for c in kept if c["arm"] == chosen.arm), None)
     drafts = [c for c in ranking if c.draft and c.draft != LOOKUP]
     return choice | {
@@ -142,10 +167,10 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "acceptance_best": _best_draft(drafts, chosen.k),
         "longest_accepted": asdict(max(drafts, key=lambda c: c.tau or 0)) if drafts else None,
         "domain": kept[0]["domain"],
-        "by_domain": _by_domain(cells, kept[0], chosen.arm, settings, sizes),
+        "by_domain": by_domain,
         "by_load": by_load(cells, kept[0]["domain"], chosen.arm, settings),
-        "grid_regret": grid_regret(pool, chosen.arm, settings),
-        "lookup": against_lookup(ranking, arms, base, gains, settings),
+        "grid_regret": lost,
+        "lookup": lookup,
     }
 
 
@@ -197,6 +222,22 @@ def _candidates(
         alpha, tau = cell["alpha"], cell["tau"]
         about = (cell["arm"], cell["draft"], cell["k"], value, slow, size, low, high, alpha, tau)
         found.append(Candidate(*about, **_shown(cell)))
+    return found
+
+
+def _by_throughput(
+    cells: Sequence[Cell], plain: Cell | None, base: Floats, sizes: Mapping[str, int]
+) -> list[Candidate]:
+    """Every arm by its tokens a second over the baseline's at one batch, which its interval over sets goes with."""
+    slow = plain["e2e_ms"]["p95"] if plain and plain["e2e_ms"] else float(np.percentile(base, 95))
+    found = [Candidate(BASELINE, "", 0, 1.0, slow, 0, 1.0, 1.0, **_shown(plain))]
+    for cell in cells:
+        if cell["throughput_speedup"] is None or not cell["e2e_ms"]:
+            continue
+        low, high = cell.get("throughput_ci") or (None, None)
+        size, slow = sizes.get(cell["draft"], 0), cell["e2e_ms"]["p95"]
+        about = (cell["arm"], cell["draft"], cell["k"], cell["throughput_speedup"], slow, size, low, high)
+        found.append(Candidate(*about, cell["alpha"], cell["tau"], **_shown(cell)))
     return found
 
 

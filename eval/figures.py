@@ -93,7 +93,7 @@ def inversion(report: Report) -> Figure | None:
 def requests(report: Report) -> Figure | None:
     """Every request's own speedup."""
     judged = judged_cell(report)
-    cell = judged and next(c for c in overall(report["cells"]) if c["arm"] == judged["arm"])
+    cell = judged and next((c for c in overall(report["cells"]) if c["arm"] == judged["arm"]), judged)
     if not cell or not cell["pairs"]:
         return None
     pairs = cell["pairs"]

@@ -50,7 +50,8 @@ def what_if_table(case: Case, questions: Sequence[Question]) -> Table:
     for question in (Question(), *questions):
         a = ask(case, question)
         if a["speedup"] is None:
-            table.add_row(a["what"], "n/a", "", "", "", "", "", a["why_not"])
+            table.add_row(a["what"], *["n/a"] * 6, "")
+            table.caption = f"n/a: {a['why_not']}"
             continue
         even = "none pays" if a["alpha_break_even"] is None else f"{a['alpha_break_even']:.2f}"
         table.add_row(

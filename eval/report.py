@@ -15,7 +15,7 @@ from rich.text import Text
 from eval import show
 from eval.canvas import Figure
 from eval.cells import Settings, build_cells, overall
-from eval.choice import choose
+from eval.choice import choose, judged_pool
 from eval.definitions import DEFINITIONS
 from eval.explain import explain
 from eval.figures import draw_all
@@ -63,14 +63,15 @@ def build_report(
     drafts = [dict(d) for d in settings.get("drafts", [])]
     sizes = {d["name"]: int(d.get("read_params") or d.get("stored_params") or 0) for d in drafts}
     choice = choose(cells, used, sizes)
-    judged = overall(cells) + overall(cells, used.domain)
+    pool = judged_pool(cells, used.objective, used.domain)
+    judged = overall(cells) + pool
     for cell in cells:
         # The pooled cells hold every pair already; a copy for each domain would double the file.
         if cell not in judged:
             cell["pairs"] = []
     failed = [r for r in rows if r.error is not None]
     about = judged_arm(choice)
-    mine = next((c for c in overall(cells, used.domain) if about and c["arm"] == about["arm"]), None)
+    mine = next((c for c in pool if about and c["arm"] == about["arm"]), None)
     modelled, fitted = explain(kept, plan, cells, mine)
     verdict = decide(
         cells,

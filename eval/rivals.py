@@ -41,6 +41,25 @@ def against_lookup(
     }
 
 
+def apart_from_lookup(ranking: Sequence[Candidate]) -> dict[str, Any] | None:
+    """The same from two intervals alone, where nothing pairs the arms: the ratio's is then the widest there can be."""
+    draft = next((c for c in ranking if c.draft and c.draft != LOOKUP), None)
+    free = next((c for c in ranking if c.draft == LOOKUP), None)
+    if draft is None or free is None:
+        return None
+    low = (draft.low or draft.value) / (free.high or free.value)
+    high = (draft.high or draft.value) / (free.low or free.value)
+    return {
+        "arm": free.arm,
+        "draft_arm": draft.arm,
+        "lookup_value": free.value,
+        "value": draft.value / free.value,
+        "low": low,
+        "high": high,
+        "level": low <= 1.0 <= high,
+    }
+
+
 def grid_regret(cells: Sequence[Cell], chosen: str, settings: Settings) -> float | None:
     """What the choice loses against the best arm of the whole grid, arms that a race dropped early included.
 

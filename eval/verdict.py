@@ -7,7 +7,8 @@ from typing import Any
 
 from engine.costs import Costs
 from engine.surface import Surface
-from eval.cells import Cell, Settings, overall
+from eval.cells import Cell, Settings
+from eval.choice import judged_pool, rank_key
 from eval.facts import Facts
 from eval.records import ALL, LOOKUP, PHASES, arm_name
 from eval.rules import RULES, apply
@@ -46,7 +47,7 @@ def decide(
         the largest predicted gain first. Each reason is what `rules.apply` gives. `domains`: the same arm in each
         domain alone.
     """
-    pool = overall(cells, settings.domain)
+    pool = judged_pool(cells, settings.objective, settings.domain)
     baseline = next((c for c in pool if c["k"] == 0), None)
     judged = judged_arm(choice)
     if baseline is None or judged is None:
@@ -157,11 +158,12 @@ def headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], set
     gained = {
         "latency@p50": "the median request is {:.2f}x faster",
         "latency@p95": "the p95 request time is {:.2f}x shorter",
-    }[settings.objective]
+    }.get(settings.objective, "{:.2f}x the " + rank_key(settings.objective).removesuffix(" over the baseline's"))
     if judged["value"] < 1:
         gained = "slower than no speculation, {:.2f}x"
     num = choice["num_requests"]
-    interval = f"95% interval {judged['low']:.2f} to {judged['high']:.2f}, {num} request{'s' * (num != 1)}"
+    span = "no interval" if judged["low"] is None else f"95% interval {judged['low']:.2f} to {judged['high']:.2f}"
+    interval = f"{span}, {num} request{'s' * (num != 1)}"
     where = "" if choice["domain"] in (None, ALL) else f" on {choice['domain']}"
     what = f"{in_words(judged)}{where}: {gained.format(judged['value'])} ({interval})"
     rival = choice["lookup"]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval import show
-from eval.cells import Cell, overall
+from eval.cells import Cell
+from eval.choice import judged_pool
 from eval.records import ALL, LOOKUP, PHASES, arm_name
 
 Report = Mapping[str, Any]
@@ -58,7 +59,8 @@ def draft_names(report: Report) -> list[str]:
 def overall_cells(report: Report) -> list[Cell]:
     """The cells of the domain that is judged (or of all together), the baseline first."""
     return sorted(
-        overall(report["cells"], report["settings"]["domain"]), key=lambda c: (c["k"] > 0, c["draft"], c["k"])
+        judged_pool(report["cells"], report["settings"]["objective"], report["settings"]["domain"]),
+        key=lambda c: (c["k"] > 0, c["draft"], c["k"]),
     )
 
 

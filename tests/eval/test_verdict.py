@@ -363,7 +363,7 @@ def test_every_remedy_of_the_draft_share_has_its_own_gain() -> None:
 
 def test_a_huge_batch_is_a_no_go_with_verify_named() -> None:
     """At batch 64 a pass over k + 1 tokens is compute: the ceiling itself is under what the recipe asks for."""
-    rows = make_grid(num=8, contexts={"short": 250}, batches=(64,), domains=("code",), wide=3.0)
+    rows = make_grid(num=8, contexts={"short": 250}, batches=(64,), domains=("code",), wide=30.0)
     used = Settings(bootstrap=200, domain="code")
     cells = build_cells(rows, None, used)
     verdict = decide(cells, choose(cells, used, {}), used)
@@ -392,3 +392,21 @@ def test_prefix_kv_that_grows_with_context_offers_a_window() -> None:
     assert rise is not None and rise["figure"] > 0.10
     gains = {r["remedy"]: r["predicted_gain"] for r in rise["remedies"]}
     assert gains["window the draft's cache"] > 0
+
+
+def test_throughput_at_a_batch_is_judged_at_that_batch() -> None:
+    rows = make_grid(num=8, contexts={"short": 250}, batches=(1, 16), domains=("code",), drafts={"small": 1.0})
+    rows = [
+        replace(r, set=int(r.request_id[-1]) // 2, steady_tok=r.new_tok, steady_ms=r.e2e_ms / 16) if r.batch > 1 else r
+        for r in rows
+    ]
+    used = Settings(objective="throughput@16", bootstrap=200, domain="code")
+    cells = build_cells(rows, None, used)
+    choice = choose(cells, used, {})
+    verdict = decide(cells, choice, used)
+    wide = {c["arm"]: c["throughput_speedup"] for c in cells if c["batch"] == 16 and c["k"]}
+    assert choice["value"] == pytest.approx(max(wide.values())) and choice["arm"] == max(wide, key=lambda a: wide[a])
+    assert choice["grid_regret"] == 0.0 and choice["regret"] is None
+    assert "tokens a second at batch 16" in verdict["headline"] and verdict["go"] == (choice["value"] >= 1.05)
+    made = build_report(rows, None, {}, {"objective": "throughput@16", "bootstrap": 100, "domain": "code"})
+    assert made["verdict"]["arm"] == choice["ranking"][0]["arm"]
