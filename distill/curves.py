@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 
 def draw_curves(log_file: Path, figure: Path) -> Path:
@@ -23,7 +26,7 @@ def draw_curves(log_file: Path, figure: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [json.loads(line) for line in log_file.read_text().splitlines()]
+    rows = read_log(log_file)
     taken = {row["step"]: row for row in rows if "loss" in row}
     scored = {row["step"]: row for row in rows if "val/speedup" in row}
     domains = sorted({name.split("/")[1] for row in scored.values() for name in row if name.count("/") == 2})
@@ -51,3 +54,20 @@ def draw_curves(log_file: Path, figure: Path) -> Path:
     canvas.savefig(figure, format="svg")
     plt.close(canvas)
     return figure
+
+
+def read_log(log_file: Path) -> list[dict[str, Any]]:
+    """The rows of train.jsonl; a line that a killed run left half-written is left out with a warning."""
+    rows: list[dict[str, Any]] = []
+    if not log_file.exists():
+        log.warning("%s is gone: the curves are empty", log_file)
+        return rows
+    for number, line in enumerate(log_file.read_bytes().split(b"\n"), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            log.warning("%s:%d is half-written or damaged, and left out of the curves", log_file, number)
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from glob import glob
 from itertools import pairwise
@@ -24,7 +25,7 @@ Text = Annotated[str, Field(min_length=1)]
 if TYPE_CHECKING:
     Loss = str  # so that the mapping passes where dict[str, float] is asked for
 else:
-    Loss = Literal["forward_kl", "reverse_kl", "jsd", "tv", "neg_log_alpha", "cross_entropy"]
+    Loss = Literal["forward_kl", "reverse_kl", "jsd", "tv", "tv_pp", "neg_log_alpha", "kl_tv", "cross_entropy"]
 
 
 def sources(value: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -32,9 +33,15 @@ def sources(value: str | tuple[str, ...]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else value
 
 
+def matches(source: str) -> list[Path]:
+    """What a path or glob names, sorted; a path that exists is itself, brackets and stars in it included."""
+    name = os.path.expanduser(source)  # Path.expanduser raises for an unknown user, Path.exists for a very long name
+    return [Path(name)] if os.path.exists(name) else sorted(map(Path, glob(name, recursive=True)))
+
+
 def paths(source: str) -> set[Path]:
     """The existing files that a path or glob names; empty for a hub id."""
-    return {Path(name).resolve() for name in glob(str(Path(source).expanduser()), recursive=True)}
+    return {path.resolve() for path in matches(source)}
 
 
 def increasing(values: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TEMPERATURE_POWER = {"forward_kl": 2, "reverse_kl": 2, "jsd": 2, "tv": 1, "neg_log_alpha": 1, "cross_entropy": 0}
+TEMPERATURE_POWER = {
+    "forward_kl": 2,
+    "reverse_kl": 2,
+    "jsd": 2,
+    "tv": 1,
+    "tv_pp": 1,
+    "neg_log_alpha": 1,
+    "kl_tv": 1,
+    "cross_entropy": 0,
+}
+VARIANCE_FLOOR = 1e-4  # of tv_pp's reward: its loss is at most 100 times tv
 # Elements of one float32 block of logits on a CPU: about a core's L2, so that the passes of softmax, gradient and
 # acceptance read it from there. Four times faster than passes over a whole chunk; on a GPU the chunk is the block.
 CPU_BLOCK = 1 << 19
@@ -24,10 +34,13 @@ class BlockSettings:
     weights: Mapping[str, float]
     temperature: float
     beta: float
+    eta: float
     chunk_tok: int
     softcaps: tuple[float | None, float | None]
     dtype: torch.dtype
     backward: bool
+    topk: bool = False
+    survival_k: int = 1
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -42,7 +55,7 @@ def chunk_losses(
     parts = []
     for start in range(0, z.shape[0], rows):
         z_block = z[start : start + rows]
-        value, alpha, match, grad = _block(y[start : start + rows], z_block, shift, s, backward)
+        value, alpha, match, grad = block(y[start : start + rows], z_block, shift, s, backward)
         if grad is not None:
             z_block.copy_(grad)
         parts.append((value, alpha, match))
@@ -50,13 +63,21 @@ def chunk_losses(
     return value, alpha, match
 
 
-def _block(
-    y_raw: Tensor, z_raw: Tensor, shift: Tensor | None, s: BlockSettings, backward: bool
+def block(
+    y_raw: Tensor,
+    z_raw: Tensor,
+    shift: Tensor | None,
+    s: BlockSettings,
+    backward: bool,
+    best: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Everything between the products for a block of positions, with the closed-form gradient w.r.t. `z_raw`."""
+    """Everything between the products for a block of positions, with the closed-form gradient w.r.t. `z_raw`.
+
+    `best` [c] is the target's argmax; None looks for it.
+    """
     wide = wide_dtype(s.dtype)
     y, z = capped(y_raw.to(wide), s.softcaps[0]), capped(z_raw.to(wide), s.softcaps[1])
-    best = argmax(y)
+    best = argmax(y) if best is None else best
     match = best == argmax(z)
     tempered_y, tempered_z = temper(y, s.temperature, shift), temper(z, s.temperature, shift)
     p, q = tempered_y.softmax(-1), tempered_z.softmax(-1)
@@ -66,12 +87,14 @@ def _block(
     value = torch.zeros_like(alpha)
     # grad = (q - p) f + q (g - sum q g): f comes from the forward KL, g = df/dq from the others. For tv and
     # -log alpha g is -1 where q < p and 0 elsewhere (a constant in g changes nothing), so that nothing cancels.
-    forward_factor, pull = 0.0, None
+    # A factor of its own for each position comes from kl_tv (on the KL too) and tv_pp.
+    forward_factor: float | Tensor = 0.0
+    pull = None
     for name, weight in s.weights.items():
         weight = weight * s.temperature ** TEMPERATURE_POWER[name]
         if name == "forward_kl":
-            value += weight * (torch.linalg.vecdot(p, tempered_y - tempered_z) - lse_y + lse_z)
-            forward_factor = weight
+            value += weight * _forward_kl(p, tempered_y, tempered_z, lse_y, lse_z)
+            forward_factor = forward_factor + weight
         elif name == "reverse_kl":
             ratio = (tempered_z - lse_z[:, None]).sub_(tempered_y - lse_y[:, None])
             value += weight * torch.linalg.vecdot(q, ratio)
@@ -86,6 +109,18 @@ def _block(
         elif name == "tv":
             value += weight * (1 - alpha)
             pull = _add(pull, diff.sign().sub_(1), weight / 2)
+        elif name == "tv_pp":
+            mean = torch.linalg.vecdot(q, (diff < 0).to(wide))
+            inverse = (mean * (1 - mean)).clamp(min=VARIANCE_FLOOR).rsqrt()
+            value += weight * (1 - alpha) * inverse
+            pull = _add(pull, diff.sign().sub_(1).mul_(inverse[:, None]), weight / 2)
+        elif name == "kl_tv":
+            share = (-s.eta * alpha).exp()
+            tempered = share * s.temperature
+            value += weight * (tempered * _forward_kl(p, tempered_y, tempered_z, lse_y, lse_z))
+            value += weight * ((1 - share) * (1 - alpha))
+            forward_factor = forward_factor + weight * tempered[:, None]
+            pull = _add(pull, diff.sign().sub_(1).mul_(1 - share[:, None]), weight / 2)
         elif name == "neg_log_alpha":
             # Its own sum: 1 - TV has no digits left where alpha is small, and here it is divided by.
             small = torch.minimum(p, q).sum(-1).clamp(min=1e-30)
@@ -94,7 +129,7 @@ def _block(
     grad = None
     if backward:
         factor = forward_factor / s.temperature
-        grad = diff if factor == 1 else diff.mul_(factor)
+        grad = diff if isinstance(factor, float) and factor == 1 else diff.mul_(factor)
         if pull is not None:
             grad.addcmul_(q, pull - torch.linalg.vecdot(q, pull)[:, None], value=1 / s.temperature)
     weight = s.weights.get("cross_entropy", 0.0)
@@ -107,6 +142,10 @@ def _block(
     if grad is not None and s.softcaps[1] is not None:
         grad.mul_(1 - (z / s.softcaps[1]).square())
     return value, alpha, match, grad
+
+
+def _forward_kl(p: Tensor, tempered_y: Tensor, tempered_z: Tensor, lse_y: Tensor, lse_z: Tensor) -> Tensor:
+    return torch.linalg.vecdot(p, tempered_y - tempered_z) - lse_y + lse_z
 
 
 def accumulate(total: Tensor, part: Tensor) -> None:

@@ -24,18 +24,20 @@ def explain(error: ValidationError, schema: dict[str, Any], data: dict[str, Any]
     """
     lines: dict[tuple[Key, str], str] = {}
     for detail in error.errors(include_url=False):
+        if detail["type"] == "default_factory_not_called":
+            continue  # it waits for a key that is wrong itself
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, Clash):
             for name, message in cause.problems:
                 key = (*detail["loc"], *name.split("."))
                 lines[key, message] = line(key, places, message)
             continue
-        key, value = _locate(detail["loc"], data)
+        key, value = _locate(detail["loc"], data, detail["type"] in ("extra_forbidden", "missing"))
         if detail["type"] == "extra_forbidden" or detail["loc"][-1] == "[key]":
             message = f"is no key here; {_nearest(key, schema)}"
         elif cause is not None:
             message = str(cause)
-        elif detail["type"] == "missing":
+        elif detail["type"] == "missing" and isinstance(detail["loc"][-1], str):  # a number: a list that is too short
             message = "is missing"
         else:
             # A field of several types fails once for each type: the same line, kept once.
@@ -52,7 +54,13 @@ def line(key: Key, places: dict[Key, str], message: str) -> str:
     around = (places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places)
     inside = (place for other, place in places.items() if other[: len(key)] == key)
     place = next(around, next(inside, None))
-    return f"{place}: {dotted(key)} {message}" if place else f"{dotted(key)} {message}"
+    text = f"{brief(dotted(key), 100)} {brief(message, 600)}"
+    return f"{brief(place, 160)}: {text}" if place else text
+
+
+def brief(text: str, limit: int) -> str:
+    """A long text without its middle: a value of a thousand items must not bury what is said about it."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
 
 
 def dotted(key: Key) -> str:
@@ -60,8 +68,11 @@ def dotted(key: Key) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).lstrip(".")
 
 
-def _locate(loc: Key, data: Any) -> tuple[Key, Any]:
-    """Cuts pydantic's location (which also names union branches) to a key of the data, and finds its value."""
+def _locate(loc: Key, data: Any, absent: bool) -> tuple[Key, Any]:
+    """Cuts pydantic's location (which also names union branches) to a key of the data, and finds its value.
+
+    Only of an unknown or a missing key (`absent`) the last part is no branch although the data does not hold it.
+    """
     key: list[str | int] = []
     value = data
     for part in loc:
@@ -69,7 +80,7 @@ def _locate(loc: Key, data: Any) -> tuple[Key, Any]:
         if inside or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
             key.append(part)
             value = value[part]
-        elif isinstance(value, dict) and not isinstance(part, int) and part != "[key]":
+        elif absent and isinstance(value, dict) and not isinstance(part, int):
             key.append(part)
             return tuple(key), None
     return tuple(key), value

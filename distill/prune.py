@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from distill.importance import Importance, measure_importance, weight_importance
+from distill.known import PRE_NORM, PRUNABLE
 from distill.models import SizeCount, param_counts
-from distill.width import PRE_NORM, fold_hidden, main_directions
+from distill.width import fold_hidden, main_directions
 
 __all__ = [
     "PRUNABLE",
@@ -34,7 +35,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-PRUNABLE = (*PRE_NORM, "gemma2", "gemma3_text")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -42,19 +42,31 @@ class PruneError(ValueError):
     """A draft that cannot be cut from this target."""
 
 
-def layer_plan(num_target_layers: int, layers: Sequence[int] | None = None, num_layers: int | None = None) -> list[int]:
+def layer_plan(
+    num_target_layers: int,
+    layers: Sequence[int] | None = None,
+    num_layers: int | None = None,
+    choose: str = "spaced",
+    influence: Tensor | None = None,
+) -> list[int]:
     """The target layers that the draft keeps.
 
     Args:
         num_target_layers: Layers of the target.
         layers: Indices, strictly increasing; wins over `num_layers`.
-        num_layers: How many, evenly spaced with the first and the last among them; one is the first.
+        num_layers: How many.
+        choose: Which: "spaced" evenly with the first and the last among them (one is the first); "ends" the first ones
+            and the last; "influence" those with the largest block influence.
+        influence: Of each layer [L], for that choice.
 
     Returns:
         Indices in the target, ascending.
 
     Raises:
         PruneError: Naming the value and what is allowed.
+
+    Source:
+        Block influence: arXiv 2403.03853 eq. 1, removal of the lowest in one go (section 3.2).
     """
     last = num_target_layers - 1
     if layers is not None:
@@ -66,6 +78,11 @@ def layer_plan(num_target_layers: int, layers: Sequence[int] | None = None, num_
         raise PruneError("a pruned draft needs draft.layers or draft.num_layers")
     if not 1 <= num_layers <= num_target_layers:
         raise PruneError(f"draft.num_layers {num_layers}: must be in 1..{num_target_layers}, the target's layers")
+    if choose == "influence":
+        assert influence is not None and len(influence) == num_target_layers
+        return _largest(influence, num_layers).tolist()
+    if choose == "ends":
+        return [*range(num_layers - 1), last] if num_layers > 1 else [0]
     return [round(at * last / max(1, num_layers - 1)) for at in range(num_layers)]
 
 

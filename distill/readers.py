@@ -9,10 +9,10 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Any
 
+from distill.fields import matches
 from distill.schema import Traffic
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -45,6 +45,11 @@ class Row:
         return f"{self.file}:{self.number}"
 
 
+def is_hub_id(source: str) -> bool:
+    """Names a source no file here, but may it be a data set of the hub?"""
+    return bool(HUB_ID.fullmatch(source)) and not source.endswith(SUFFIXES) and not matches(source)
+
+
 def read_rows(source: str, split: str, traffic: Traffic, counts: Counter[str]) -> Iterator[Row]:
     """Streams the rows of a path, a glob or a hub data set.
 
@@ -57,9 +62,9 @@ def read_rows(source: str, split: str, traffic: Traffic, counts: Counter[str]) -
     Raises:
         TrafficError: nothing there, an unknown file type, or a broken line.
     """
-    files = sorted(Path(name) for name in glob(str(Path(source).expanduser()), recursive=True))
+    files = matches(source)
     if not files:
-        if HUB_ID.fullmatch(source) and not source.endswith(SUFFIXES):
+        if is_hub_id(source):
             yield from _hub(source, split, traffic)
             return
         raise TrafficError(f"{source}: no such file; give a path, a glob ('*' works) or a hub data set id (owner/name)")
@@ -87,7 +92,7 @@ def _jsonl(file: Path, skip: bool, counts: Counter[str]) -> Iterator[Row]:
                     values = json.loads(line)
                     if not isinstance(values, dict):
                         raise ValueError(f"a JSON object is expected, this is a {type(values).__name__}")
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     if not skip:
                         raise TrafficError(
                             f"{file}:{number}: broken line: {error}. Mend it, or leave such lines out and have them "
@@ -107,19 +112,20 @@ def _parquet(file: Path, traffic: Traffic) -> Iterator[Row]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
+    number = 0
     try:
         table = ParquetFile(file)
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise TrafficError(f"{file}: not readable as parquet: {error}") from error
-    present = table.schema_arrow.names
-    columns = [name for name in _columns(traffic) if name in present]
-    if not {traffic.messages_column, traffic.prompt_column} & set(columns):
-        raise TrafficError(_no_prompt(str(file), present, traffic))
-    number = 0
-    for batch in table.iter_batches(batch_size=1024, columns=columns):
-        for values in batch.to_pylist():
-            number += 1
-            yield Row(values, file.name, number, f"{file}, row {number}")
+        present = table.schema_arrow.names
+        columns = [name for name in _columns(traffic) if name in present]
+        if not {traffic.messages_column, traffic.prompt_column} & set(columns):
+            raise TrafficError(_no_prompt(str(file), present, traffic))
+        for batch in table.iter_batches(batch_size=1024, columns=columns):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(values, file.name, number, f"{file}, row {number}")
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TrafficError(f"{file}: not readable as parquet after row {number}: {reason}") from error
 
 
 def _hub(name: str, split: str, traffic: Traffic) -> Iterator[Row]:

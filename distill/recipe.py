@@ -15,12 +15,10 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from distill.fields import BUNDLED_DOMAINS, Stage
-from distill.mistakes import Key, dotted, explain, line
+from distill.mistakes import Key, brief, dotted, explain, line
 from distill.schema import (
     Distill,
-    Draft,
     Eval,
-    Head,
     Recipe,
     Responses,
     Target,
@@ -28,6 +26,7 @@ from distill.schema import (
     Traffic,
     TrainerStage,
 )
+from distill.schema_draft import Draft, Head
 
 __all__ = [
     "BUNDLED_DOMAINS",
@@ -49,6 +48,7 @@ __all__ = [
 ]
 
 
+MOST_LINES = 20  # of a message; a person mends these first
 BAD_KEY = "a list or mapping is used as a key; keys are plain names"
 
 
@@ -56,12 +56,15 @@ class RecipeError(ValueError):
     """A recipe that cannot be used; the message lists every mistake.
 
     Attributes:
-        problems: one line for each mistake.
+        problems: one line for each mistake; a message shows the first 20.
     """
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
-        super().__init__("\n".join([f"{source}: {count} in the recipe", *(f"  {problem}" for problem in problems)]))
+        lines = [brief(problem, 900) for problem in problems[:MOST_LINES]]
+        if more := len(problems) - len(lines):
+            lines.append(f"and {more} more")
+        super().__init__("\n".join([f"{source}: {count} in the recipe", *(f"  {text}" for text in lines)]))
         self.problems = tuple(problems)
 
 
@@ -126,6 +129,8 @@ def _read(text: str, source: str, places: dict[Key, str], problems: list[str]) -
         problems.append(f"{where}: not valid YAML: {error.problem}")
     except ReaderError as error:
         problems.append(f"{source}: not valid YAML: character {error.character!r} at offset {error.position}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a tag or a date with a value it cannot hold
+        problems.append(f"{source}: not valid YAML: {error}")
     except RecursionError:
         problems.append(f"{source}: nested too deeply, or an alias holds itself; a recipe has two levels of keys")
     return None

@@ -7,6 +7,7 @@ no further pass of the target's body.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ from engine.speculate import Decoder
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+SHARD = ("shard", "rows", "tokens")  # whole numbers that the manifest holds of each shard
 LOOP_TOKENS = 24  # a repetition shorter than this may be honest text (a table, a row of zeros)
 LOOP_PERIOD = 32
 Progress = Callable[[int, int, int], None]  # answered, asked, answer tokens
@@ -263,6 +265,7 @@ def _write_shard(folder: Path, manifest: dict[str, Any], rows: list[dict[str, An
             "tokens": int(states.shape[0]),
             "truncated": finishes.count("length"),
             "looped": finishes.count("loop"),
+            "rows_sha256": hashlib.sha256(text.encode()).hexdigest(),
         }
     )
     _write_json(folder / "manifest.json", manifest)
@@ -285,11 +288,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ResponsesError(f"{path} is not there; generate answers first")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ResponsesError(f"{path} is no JSON ({error}); delete {folder} and generate the answers again") from error
-    if manifest.get("format") != FORMAT:
-        raise ResponsesError(f"{path} has format {manifest.get('format')!r}; this version reads {FORMAT}")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else manifest
+        raise ResponsesError(f"{path} has format {found!r}; this version reads {FORMAT}")
+    settings, shards = manifest.get("settings"), manifest.get("shards")
+    numbers = [shard.get(key) for shard in shards or () for key in SHARD] if _all_dicts(shards) else [None]
+    if not isinstance(settings, dict) or any(type(number) is not int for number in numbers):
+        raise ResponsesError(f"{path} is damaged; delete {folder} and generate the answers again")
     return manifest
+
+
+def _all_dicts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def load_rows(folder: Path) -> list[ResponseRow]:
@@ -303,15 +315,18 @@ def load_rows(folder: Path) -> list[ResponseRow]:
         path = folder / f"rows-{shard['shard']:05d}.jsonl"
         if not path.exists():
             raise ResponsesError(f"{path} is missing although the manifest names it; delete {folder} and start again")
-        offset = 0
-        for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
+        offset, data = 0, path.read_bytes()
+        for number, line in enumerate(data.rstrip(b"\n").split(b"\n"), 1):
             try:
                 record = json.loads(line)
                 row = ResponseRow(**record, shard=shard["shard"], offset=offset)
-            except (json.JSONDecodeError, TypeError) as error:
+            except (ValueError, TypeError) as error:
                 raise ResponsesError(f"{path}:{number} is no response row: {error}") from error
             rows.append(row)
             offset += len(row.answer_ids)
+        expected = shard.get("rows_sha256")
+        if expected is not None and hashlib.sha256(data).hexdigest() != expected:
+            raise ResponsesError(f"{path} is cut or was changed; delete {folder} and generate the answers again")
         if offset != shard["tokens"]:
             raise ResponsesError(f"{path} holds {offset} answer tokens; the manifest says {shard['tokens']}")
     return rows

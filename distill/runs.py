@@ -25,6 +25,15 @@ log = logging.getLogger(__name__)
 RESUMABLE = ("distill.max_steps", "distill.checkpoint_every", "trainer.num_threads", "track")
 
 
+# How the first process of a run tells the others, which it starts, what they belong to.
+RUN_FOLDER, RUN_ATTEMPT = "SPECDRAFT_RUN_FOLDER", "SPECDRAFT_RUN_ATTEMPT"
+
+
+def rank() -> int:
+    """This process among those of a run, 0 for the first; known before they meet, from what their starter set."""
+    return int(os.environ.get("LOCAL_RANK", 0)) if RUN_FOLDER in os.environ else 0
+
+
 class RunError(ValueError):
     """A run folder that cannot be used as asked."""
 
@@ -134,8 +143,11 @@ class Run:
     def append(self, row: Mapping[str, Any]) -> None:
         """Adds a row to train.jsonl. Rows are never taken back: a repeated step has a higher `attempt`."""
         line = json.dumps({"attempt": self.attempt, **row})
-        with (self.folder / "train.jsonl").open("a") as file:
-            file.write(line + "\n")
+        with (self.folder / "train.jsonl").open("ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            # A killed run may have left half a line, which must not swallow the next one.
+            file.write((b"" if file.read(1) in (b"", b"\n") else b"\n") + line.encode() + b"\n")
 
     def save_last(self, save: Callable[[Path], None]) -> None:
         """Saves the newest checkpoint; the former newest becomes `previous` only once the new one is whole.
@@ -216,7 +228,10 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
     path = folder / "recipe.json"
     if not path.is_file():
         raise RunError(f"--resume {folder}: no recipe.json: not a run folder (runs/<recipe>/<run id>)")
-    former, wanted = _flat(json.loads(path.read_text())), _flat(json.loads(dump(recipe)))
+    try:
+        former, wanted = _flat(json.loads(path.read_text(encoding="utf-8"))), _flat(json.loads(dump(recipe)))
+    except ValueError as error:
+        raise RunError(f"{path}: not JSON, so the run cannot go on: {error}; start a new one") from error
     changed = sorted(key for key in former.keys() | wanted.keys() if former.get(key) != wanted.get(key))
     refused = [key for key in changed if not any(key == free or key.startswith(free + ".") for free in RESUMABLE)]
     if refused:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from distill.fields import (
     BUNDLED_DOMAINS,
     Count,
     Fraction,
+    Length,
     Loss,
     Positive,
     Stage,
@@ -19,11 +20,10 @@ from distill.fields import (
     TopP,
     Weight,
     Word,
-    increasing,
-    ordered,
     paths,
     sources,
 )
+from distill.schema_draft import Draft
 from distill.schema_eval import Eval
 
 
@@ -41,70 +41,6 @@ class Target(Stage):
     revision: Text | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     trust_remote_code: bool = False
-
-
-class Head(Stage):
-    """The draft's output head.
-
-    Attributes:
-        kind: full reads every row; shortlist reads `size` rows; low_rank is trained as two factors.
-        size: rows of the shortlist.
-        rank: inner width of the factors.
-    """
-
-    kind: Literal["full", "shortlist", "low_rank"] = "full"
-    size: Positive | None = None
-    rank: Positive | None = None
-
-    def clashes(self) -> Iterator[tuple[str, str]]:
-        for key, kind in (("size", "shortlist"), ("rank", "low_rank")):
-            if self.kind == kind and getattr(self, key) is None:
-                yield key, f"is needed for kind: {kind}"
-            elif self.kind != kind and getattr(self, key) is not None:
-                yield key, f"belongs to kind: {kind}, but kind is {self.kind}; replace the whole head, {{kind: ...}}"
-
-
-class Draft(Stage):
-    """The small model: cut from the target, or a checkpoint with the same tokenizer.
-
-    Attributes:
-        kind: prune cuts it from the target; pretrained loads `model`.
-        model: where a pretrained draft lies.
-        layers: the target's layers to keep, strictly increasing.
-        num_layers: keep so many, evenly spaced, first and last among them.
-        hidden_size, intermediate_size, num_kv_heads: widths of the draft; null keeps the target's.
-        head: the output head.
-        size_frac: lowest and highest allowed share of the target's parameters.
-        size_count: which count `size_frac` bounds: all stored parameters, or those read per drafted token.
-        dtype: of the exported weights.
-    """
-
-    kind: Literal["prune", "pretrained"] = "prune"
-    model: Text | None = None
-    layers: Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(increasing)] | None = None
-    num_layers: Positive | None = None
-    hidden_size: Positive | None = None
-    intermediate_size: Positive | None = None
-    num_kv_heads: Positive | None = None
-    head: Head = Head()
-    size_frac: Annotated[tuple[Fraction, Fraction], AfterValidator(ordered)] = (0.05, 0.10)
-    size_count: Literal["stored", "read"] = "stored"
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-
-    def clashes(self) -> Iterator[tuple[str, str]]:
-        if self.kind == "prune":
-            if self.layers is None and self.num_layers is None:
-                yield "layers", "is missing: kind: prune needs layers (which to keep) or num_layers (how many)"
-            if self.layers is not None and self.num_layers is not None:
-                yield "num_layers", "is given beside layers; set one of the two to null"
-            if self.model is not None:
-                yield "model", "belongs to kind: pretrained; a pruned draft comes from target.model"
-        else:
-            if self.model is None:
-                yield "model", "is missing: kind: pretrained needs a checkpoint (hub id or folder)"
-            for key in ("layers", "num_layers", "hidden_size", "intermediate_size", "num_kv_heads"):
-                if getattr(self, key) is not None:
-                    yield key, "belongs to kind: prune; a pretrained draft keeps its own shape"
 
 
 class Traffic(Stage):
@@ -181,13 +117,32 @@ class Responses(Stage):
             yield "loop_repeats", "= 1 would cut every answer; use 0 (off) or at least 2"
 
 
+# To be read as: these losses, unless the recipe names its own. Greedy serving asks for the target's argmax alone;
+# sampling accepts sum min(p, q), which kl_tv turns to as the draft gets there.
+OBJECTIVE_LOSS: dict[str | None, dict[Loss, float]] = {
+    None: {"forward_kl": 1.0},
+    "greedy": {"forward_kl": 1.0, "cross_entropy": 0.5},
+    "sampling": {"kl_tv": 1.0},
+}
+
+
 class Distill(Stage):
     """Training of the draft.
 
     Attributes:
+        objective: what the draft is served for; it decides `loss` where that is not given (OBJECTIVE_LOSS).
         loss: weights of the losses, summed.
         jsd_beta: weight of the target in the mixture of the generalised JSD.
+        hybrid_eta: of kl_tv: the KL's share is exp(-eta * acceptance).
         temperature: of both distributions in the losses.
+        survival_k: above 1, weigh a position by how often a draft of so many tokens gets there.
+        teacher: hidden: the target's cached final states and its head; live: the target itself, at every step; topk:
+            its cached `teacher_topk` likeliest tokens and the mass of all others.
+        teacher_topk: tokens kept at each position for teacher: topk.
+        reference: folder of a distilled draft; only the positions where this draft's loss exceeds the reference's most
+            are trained on. It costs a forward pass of the reference and of both heads at every step.
+        select_frac: share of the positions to keep then.
+        optimizer: adamw, or muon for the matrices with adamw for embeddings, head, norms and biases.
         lr, min_lr_frac, warmup_steps: peak of the cosine schedule, its end as a share of the peak, linear start.
         weight_decay, betas, grad_clip: of AdamW; grad_clip 0 is off.
         max_steps: optimizer steps.
@@ -200,10 +155,20 @@ class Distill(Stage):
         num_validation: answers per domain kept for the teacher-forced acceptance.
     """
 
-    loss: Annotated[dict[Loss, Weight], Field(min_length=1)] = Field(default_factory=lambda: {"forward_kl": 1.0})
+    objective: Literal["greedy", "sampling"] | None = None
+    loss: Annotated[dict[Loss, Weight], Field(min_length=1)] = Field(
+        default_factory=lambda earlier: dict(OBJECTIVE_LOSS[earlier["objective"]])
+    )
     # Nearer to 0 or 1 the loss is all but zero and trains nothing.
     jsd_beta: Annotated[float, Field(ge=0.05, le=0.95)] = 0.5
+    hybrid_eta: Annotated[float, Field(ge=0)] = 3.0
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
+    survival_k: Length = 1
+    teacher: Literal["hidden", "live", "topk"] = "hidden"
+    teacher_topk: Positive = 64
+    reference: Text | None = None
+    select_frac: Annotated[float, Field(gt=0, le=1)] = 0.4
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0, title="learning rate")] = 1e-3
     min_lr_frac: Fraction = 0.1
     warmup_steps: Count = 20
@@ -223,6 +188,10 @@ class Distill(Stage):
     def clashes(self) -> Iterator[tuple[str, str]]:
         if not any(self.loss.values()):
             yield "loss", "has no weight above 0, so nothing would be trained"
+        if self.teacher == "topk" and self.temperature != 1:
+            yield "temperature", f"= {self.temperature:g}: teacher: topk keeps probabilities at temperature 1; use 1.0"
+        if self.reference is not None and self.survival_k > 1:
+            yield "survival_k", f"= {self.survival_k} weighs whole answers, but reference trains on parts; set it to 1"
         if self.warmup_steps >= self.max_steps:
             yield "warmup_steps", f"= {self.warmup_steps} must be less than distill.max_steps = {self.max_steps}"
         if self.tokens_per_step < self.max_length:
@@ -276,6 +245,23 @@ class Recipe(Stage):
     trainer: TrainerStage = TrainerStage()
 
     def clashes(self) -> Iterator[tuple[str, str]]:
+        steps, stage = self.draft.race_steps, self.distill
+        if steps is not None and not stage.warmup_steps < steps < stage.max_steps:
+            yield (
+                "draft.race_steps",
+                f"= {steps} must be above distill.warmup_steps = {stage.warmup_steps} and below distill.max_steps = "
+                f"{stage.max_steps}: the winner goes on from there",
+            )
+        if steps is not None and self.trainer.devices > 1:
+            yield "trainer.devices", f"= {self.trainer.devices}: draft.kind: race runs in one process; use 1"
+        if self.distill.teacher == "topk" and any(
+            draft.head.kind == "shortlist" for draft in (self.draft, *(self.draft.candidates or ()))
+        ):
+            yield (
+                "distill.teacher",
+                "= 'topk' knows no row outside its k, but draft.head.kind: shortlist trains on drawn rows; use "
+                "teacher: hidden, or a full or low_rank head",
+            )
         if set(sources(self.traffic.heldout)) == {"bundled"}:
             for domain in self.eval.domains:
                 if domain not in BUNDLED_DOMAINS:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.models import SizeCount, load_model, load_tokenizer, model_hash, param_counts, resolve
+from distill.bridge import bridge
+from distill.known import PRE_NORM
+from distill.models import SizeCount, load_config, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.prune import layer_plan, measure_importance, prune, pruned_config
 from distill.recipe import Recipe
 from distill.runs import Run
@@ -22,6 +24,8 @@ from distill.tokens import check_shared
 log = logging.getLogger(__name__)
 
 IMPORTANCE_TOK = 4096  # tokens over which importance is measured; 2,000 are enough
+BRIDGE_TOK = 16384  # supervised positions that a bridge is fitted to; 8,000 are enough for 1,024 channels
+BRIDGE_BATCH_TOK = 2048
 
 
 class ShapeError(ValueError):
@@ -67,7 +71,7 @@ def find_target(recipe: Recipe) -> Target:
     """Finds the target (fetching it once if need be) and reads everything but its weights."""
     stage = recipe.target
     folder = resolve(stage.model, stage.revision)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=stage.trust_remote_code)
+    config = load_config(folder, trust_remote_code=stage.trust_remote_code)
     return Target(folder, model_hash(folder), config, load_tokenizer(folder), param_counts(config))
 
 
@@ -87,14 +91,15 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
         TokenizerMismatch: a pretrained draft that means other tokens.
     """
     stage, head = recipe.draft, recipe.draft.head
+    config = draft_config(recipe, target)
     if stage.kind == "pretrained":
         assert stage.model is not None
-        folder = resolve(stage.model)
-        config = AutoConfig.from_pretrained(folder)
-        check_shared(target.tokenizer, load_tokenizer(folder), target.config.vocab_size, config.vocab_size)
-    else:
-        layers = layer_plan(target.config.num_hidden_layers, stage.layers, stage.num_layers)
-        config = pruned_config(target.config, layers, stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
+        check_shared(target.tokenizer, load_tokenizer(stage.model), target.config.vocab_size, config.vocab_size)
+    elif stage.bridge and config.model_type not in PRE_NORM:
+        raise ShapeError(
+            f"draft.bridge: {config.model_type} norms what its layers write, so nothing can be folded there; "
+            f"it works for {', '.join(PRE_NORM)}"
+        )
     if head.size is not None and head.size > config.vocab_size:
         raise ShapeError(f"draft.head.size = {head.size}: the head has {config.vocab_size} rows, allowed up to that")
     size = param_counts(config, head.size)
@@ -117,6 +122,17 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
     return sizes
 
 
+def draft_config(recipe: Recipe, target: Target) -> PreTrainedConfig:
+    """The draft's config; which of the target's layers it keeps may still be open, its sizes are not."""
+    stage = recipe.draft
+    if stage.kind == "pretrained":
+        assert stage.model is not None
+        return load_config(resolve(stage.model))
+    count = len(stage.layers) if stage.layers is not None else stage.num_layers
+    layers = layer_plan(target.config.num_hidden_layers, stage.layers, count)
+    return pruned_config(target.config, layers, stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
+
+
 def _low_rank_size(config: PreTrainedConfig, rank: int) -> SizeCount:
     """Stored is what is exported (a dense head of its own), read is what the factors need."""
     untied = copy.deepcopy(config)
@@ -125,38 +141,78 @@ def _low_rank_size(config: PreTrainedConfig, rank: int) -> SizeCount:
     return SizeCount(whole.stored, param_counts(untied, 0).read + rank * (config.vocab_size + config.hidden_size))
 
 
-def make_draft(
-    recipe: Recipe, target: Target, model: PreTrainedModel, dataset: ResponseDataset
-) -> tuple[PreTrainedModel, tuple[Tensor, Tensor] | None]:
+@dataclass(frozen=True)
+class Made:
+    """A draft before its first step.
+
+    Attributes:
+        model: in float32.
+        factors: (A [V, r], B [r, h]) of a low-rank head; None for the others.
+        facts: how it was made, for draft.json: layers kept, fit of the bridge.
+    """
+
+    model: PreTrainedModel
+    factors: tuple[Tensor, Tensor] | None
+    facts: dict[str, Any]
+
+
+def make_draft(recipe: Recipe, target: Target, model: PreTrainedModel, dataset: ResponseDataset) -> Made:
     """Cuts the draft out of the target, or loads it.
 
     Args:
         recipe: its draft stage counts.
         target: config and tokenizer.
         model: the target's weights.
-        dataset: answers over which importance is measured when widths are cut.
+        dataset: answers over which importance is measured when layers or widths are chosen by it, and with whose
+            cached states a bridge is fitted.
 
     Returns:
-        The draft in float32, and the factors of a low-rank head (None for the others).
+        The draft.
     """
     stage = recipe.draft
+    facts: dict[str, Any] = {}
     if stage.kind == "pretrained":
         assert stage.model is not None
         draft = load_model(stage.model, "float32")
     else:
-        layers = layer_plan(target.config.num_hidden_layers, stage.layers, stage.num_layers)
-        widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
-        importance = None
-        if any(width is not None for width in widths):
-            # The engine has put its own attention in, which wants a slab; this pass is a plain one.
-            model.set_attn_implementation("eager" if getattr(model.config, "attn_logit_softcapping", None) else "sdpa")
-            importance = measure_importance(model, _some_rows(dataset, IMPORTANCE_TOK))
-        state = {name: weight.float().cpu() for name, weight in model.state_dict().items()}
-        config, state = prune(model.config, state, layers, *widths, importance)
-        draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        draft.load_state_dict(state, strict=True)
+        draft, facts = _cut_draft(recipe, model, dataset)
     head = draft.get_output_embeddings().weight
-    return draft, None if stage.head.rank is None else low_rank_factors(head, stage.head.rank)
+    return Made(draft, None if stage.head.rank is None else low_rank_factors(head, stage.head.rank), facts)
+
+
+def _cut_draft(
+    recipe: Recipe, model: PreTrainedModel, dataset: ResponseDataset
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The draft cut from the target, its bridge folded in, and how it was made."""
+    stage = recipe.draft
+    widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
+    importance = None
+    # The engine has put its own attention in, which wants a slab; the passes here are plain ones.
+    plain = "eager" if getattr(model.config, "attn_logit_softcapping", None) else "sdpa"
+    if stage.choose == "influence" or any(width is not None for width in widths):
+        model.set_attn_implementation(plain)
+        importance = measure_importance(model, _some_rows(dataset, IMPORTANCE_TOK))
+    influence = None if importance is None else importance.influence
+    layers = layer_plan(model.config.num_hidden_layers, stage.layers, stage.num_layers, stage.choose, influence)
+    state = {name: weight.float().cpu() for name, weight in model.state_dict().items()}
+    config, state = prune(model.config, state, layers, *widths, importance)
+    draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draft.load_state_dict(state, strict=True)
+    facts: dict[str, Any] = {"layers": layers}
+    if stage.bridge:
+        draft.set_attn_implementation(plain)
+        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(recipe.seed)).tolist()
+        size = max(1, min(BRIDGE_BATCH_TOK // max(dataset.lengths), len(order) // 10))
+        batches = (dataset.collate(order[at : at + size]) for at in range(0, len(order), size))
+        head = model.get_output_embeddings().weight.detach()
+        found = bridge(draft.to(model.device).eval(), head, batches, BRIDGE_TOK)
+        draft, facts["bridge"] = draft.cpu(), asdict(found)
+        log.info(
+            "bridge: error of the final state %.3f -> %.3f of the target's (%d positions, ridge %g)",
+            *(found.error_before, found.error_after, found.num_tok, found.ridge),
+        )
+    log.info("draft of the target's layers %s", layers)
+    return draft, facts
 
 
 def _some_rows(dataset: ResponseDataset, num_tok: int) -> Iterator[Tensor]:
@@ -188,7 +244,14 @@ def low_rank_factors(head: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def describe(
-    recipe: Recipe, run: Run, target: Target, sizes: Sizes, manifest: dict[str, Any], best: dict[str, Any], step: int
+    recipe: Recipe,
+    run: Run,
+    target: Target,
+    sizes: Sizes,
+    facts: dict[str, Any],
+    manifest: dict[str, Any],
+    best: dict[str, Any],
+    step: int,
 ) -> dict[str, Any]:
     """What draft.json says of a draft: where it comes from, what it was trained on, how good it is.
 
@@ -197,6 +260,7 @@ def describe(
         run: for the id.
         target: name and hash.
         sizes: both counts.
+        facts: how the draft was made.
         manifest: of the training answers.
         best: figures of the chosen validation.
         step: optimizer steps taken.
@@ -207,7 +271,9 @@ def describe(
         "target": {"name": recipe.target.model, "revision": recipe.target.revision, "sha256": target.sha256},
         "size": sizes.to_json(),
         "kind": stage.kind,
-        "layers": None if stage.layers is None else list(stage.layers),
+        "layers": facts.get("layers"),
+        "bridge": facts.get("bridge"),
+        "lora": None if stage.lora is None else stage.lora.model_dump(mode="json"),
         "head": stage.head.model_dump(mode="json"),
         "draft_temperature": recipe.eval.draft_temperature,
         "traffic": {"domain": recipe.traffic.domain, "train": recipe.traffic.train},

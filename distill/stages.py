@@ -10,18 +10,23 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.recipe import Recipe
+from distill.adapt import add_lora
+from distill.models import load_model
+from distill.module import DraftModule
+from distill.recipe import Distill, Recipe
 from distill.responses import ResponseRow, write_responses
-from distill.runs import Run
-from distill.shape import Target
+from distill.runs import Run, RunError
+from distill.shape import Target, make_draft
 from distill.teacher import ResponseDataset
 from distill.traffic import Prompt, load_prompts
-from distill.validation import Served
+from distill.validation import Served, Validation
 from engine.bench import measure_costs
 from engine.costs import Costs
 from engine.model import Runner
@@ -150,13 +155,19 @@ def find_costs(
         )
         (costs,) = measure_costs(*runners, recipe.eval.k, [context])
         prefill = [_prefill_ms(runner, prompt) for runner in runners]
-        plan = {"format": 1, "device": str(target.device), "target": recipe.target.model, "costs": [costs.to_json()]}
-        plan |= {"prompt_tok": prompt, "prefill_ms": prefill[0], "draft_prefill_ms": prefill[1]}
-        staging = run.plan.with_suffix(".tmp")
-        staging.write_text(json.dumps(plan, indent=2))
-        os.replace(staging, run.plan)
-    plan = json.loads(run.plan.read_text())
-    costs = Costs.from_json(plan["costs"][0])
+        found: dict[str, Any] = {
+            "format": 1,
+            "device": str(target.device),
+            "target": recipe.target.model,
+            "costs": [costs.to_json()],
+        }
+        found |= {"prompt_tok": prompt, "prefill_ms": prefill[0], "draft_prefill_ms": prefill[1]}
+        write_plan(run, found)
+    plan = read_plan(run)
+    try:
+        costs = Costs.from_json(plan["costs"][0])
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise RunError(f"{run.plan} is damaged ({error!r}); delete it, and the costs are measured again") from error
     log.info(
         "costs at context %d: T %.2f ms, V(%d) %.2f ms, draft %.2f + k * %.2f ms, sampling %.2f ms, host %.2f ms",
         *(costs.context, costs.T_ms, max(costs.V_ms), costs.V_ms[max(costs.V_ms)]),
@@ -170,6 +181,88 @@ def find_costs(
         plan.get("draft_prefill_ms", 0.0),
         recipe.eval.max_new_tok,
     )
+
+
+def read_plan(run: Run) -> dict[str, Any]:
+    """The run's plan.json.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        return dict(json.loads(run.plan.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{run.plan} is damaged ({error!r}); delete it, and the costs are measured again") from error
+
+
+def write_plan(run: Run, plan: dict[str, Any]) -> None:
+    """Writes plan.json, whole or not at all."""
+    staging = run.plan.with_suffix(".tmp")
+    staging.write_text(json.dumps(plan, indent=2))
+    os.replace(staging, run.plan)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A draft before its first step, with what judges it.
+
+    Attributes:
+        module: the draft, to be trained.
+        validation: on held-out answers, at this shape's costs.
+        facts: how the draft was made.
+    """
+
+    module: DraftModule
+    validation: Validation
+    facts: dict[str, Any]
+
+
+def prepare(
+    recipe: Recipe,
+    run: Run,
+    target: Target,
+    model: PreTrainedModel,
+    dataset: ResponseDataset,
+    held_out: ResponseDataset,
+    eos: Sequence[int],
+) -> Ready:
+    """Makes the draft, measures what it costs, and puts it into its module.
+
+    Args:
+        recipe: its draft is one draft, not a race.
+        run: holds plan.json.
+        target, model: the target.
+        dataset, held_out: its answers.
+        eos: ids that end an answer.
+    """
+    stage = recipe.distill
+    shortlist = shortlist_of(recipe, target, dataset, eos)
+    if shortlist is not None:
+        shares = ", ".join(f"{name} {100 * share:.2f}%" for name, share in coverage(held_out.rows, shortlist).items())
+        rows = target.config.vocab_size
+        log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
+    made = make_draft(recipe, target, model, dataset)
+    served = find_costs(recipe, run, model, made.model, shortlist, held_out)
+    if recipe.draft.lora is not None:
+        add_lora(made.model, recipe.draft.lora)
+    teacher = model.get_output_embeddings().weight.detach().clone()
+    softcap = getattr(target.config, "final_logit_softcapping", None)
+    live = model if stage.teacher == "live" else None
+    reference = None if stage.reference is None else load_model(stage.reference, "float32", str(model.device))
+    module = DraftModule(made.model, teacher, stage, recipe.seed, shortlist, made.factors, softcap, live, reference)
+    validation = Validation(held_out, served, module.softcaps, stage.tokens_per_step, stage.chunk_tok)
+    return Ready(module, validation, made.facts)
+
+
+def trained_on(stage: Distill, dataset: ResponseDataset) -> ResponseDataset:
+    """The answers as the loss reads them: what makes the draft wants the states, a top-k teacher keeps none."""
+    return ResponseDataset(dataset.folder, stage.max_length, topk=True) if stage.teacher == "topk" else dataset
+
+
+def shortlist_of(recipe: Recipe, target: Target, dataset: ResponseDataset, eos: Sequence[int]) -> Tensor | None:
+    """The head rows that the engine will use, or None for all."""
+    size = recipe.draft.head.size
+    return None if size is None else count_shortlist(dataset.rows, size, target.config.vocab_size, eos)
 
 
 def _prefill_ms(runner: Runner, num_tok: int) -> float:

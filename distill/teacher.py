@@ -1,7 +1,8 @@
 """The target's answers as training batches: token ids, supervised positions and the target's cached hidden states.
 
 The target's body is not needed in training: a shard keeps the final hidden state of every answer position, which its
-head turns into logits chunk by chunk (`distill.losses`). The states stay on disk and are mapped, not read.
+head turns into logits chunk by chunk (`distill.losses`). The states stay on disk and are mapped, not read. The same
+rows may carry the target's likeliest tokens instead (`distill.teacher_topk`).
 
 Which rows meet in which batch is a function of (seed, batch number) alone, so a run resumes anywhere without state.
 """
@@ -18,7 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from distill.loss_topk import TopK
 from distill.responses import ResponseRow, load_rows
+from distill.teacher_topk import read_topk, topk_path
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +36,15 @@ class TeacherError(ValueError):
 
 @dataclass(frozen=True)
 class Example:
-    """One answered prompt: `input_ids` [T], and for its last A positions `labels` [A] and `hidden_target` [A, H]."""
+    """One answered prompt: `input_ids` [T], and for its last A positions `labels` [A] and `hidden_target` [A, H].
+
+    With `topk` (the target's likeliest tokens there), `hidden_target` is [A, 0].
+    """
 
     input_ids: Tensor
     labels: Tensor
     hidden_target: Tensor
+    topk: TopK | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Batch:
         labels: the token id that the target wrote next [N].
         hidden_target: what the target's head multiplies there [N, H], as stored (bf16).
         rows: index of each row in the dataset.
+        topk: the target's likeliest tokens there; `hidden_target` is [N, 0] then.
     """
 
     input_ids: Tensor
@@ -57,6 +65,13 @@ class Batch:
     labels: Tensor
     hidden_target: Tensor
     rows: tuple[int, ...]
+    topk: TopK | None = None
+
+    @property
+    def place(self) -> Tensor:
+        """Index of each supervised position in its own answer [N]."""
+        rows = self.positions[:, 0].contiguous()
+        return torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
@@ -67,7 +82,9 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(move(self.input_ids), move(self.positions), move(self.labels), move(self.hidden_target), self.rows)
+        topk = None if self.topk is None else self.topk.map(move)
+        states = move(self.hidden_target)
+        return Batch(move(self.input_ids), move(self.positions), move(self.labels), states, self.rows, topk)
 
 
 class ResponseDataset(Dataset[Example]):
@@ -79,6 +96,7 @@ class ResponseDataset(Dataset[Example]):
         folder: The folder with manifest.json, rows-*.jsonl and hidden-*.safetensors.
         max_length: Tokens of prompt and answer that are kept, >= 2.
         domains: Keep only rows of these domains; None keeps all.
+        topk: Read the target's likeliest tokens (`distill.teacher_topk`) instead of its hidden states.
 
     Attributes:
         rows: The rows kept.
@@ -90,7 +108,7 @@ class ResponseDataset(Dataset[Example]):
         TeacherError: When no row is left, or `max_length` is too small.
     """
 
-    def __init__(self, folder: Path, max_length: int, domains: Sequence[str] | None = None) -> None:
+    def __init__(self, folder: Path, max_length: int, domains: Sequence[str] | None = None, topk: bool = False) -> None:
         if max_length < 2:
             raise TeacherError(f"max_length {max_length}: must be >= 2, a prompt token and an answer token")
         self.folder = Path(folder)
@@ -99,7 +117,8 @@ class ResponseDataset(Dataset[Example]):
         self.num_supervised: list[int] = []
         self.num_dropped = {"empty": 0, "prompt_too_long": 0}
         self.num_cut = 0
-        self._hidden: dict[int, Tensor] = {}
+        self.topk = topk
+        self._hidden: dict[int, Tensor | TopK] = {}
         for row in load_rows(self.folder):
             if domains is not None and row.domain not in domains:
                 continue
@@ -134,17 +153,18 @@ class ResponseDataset(Dataset[Example]):
 
     def __getitem__(self, index: int) -> Example:
         row, kept = self.rows[index], self.num_supervised[index]
-        hidden = self._shard(row.shard)
-        if row.offset + len(row.answer_ids) > hidden.shape[0]:
+        shard = self._shard(row.shard)
+        num = len(shard.ids if isinstance(shard, TopK) else shard)
+        if row.offset + len(row.answer_ids) > num:
             raise TeacherError(
-                f"{self._path(row.shard)}: {hidden.shape[0]} hidden states, but row {row.id!r} lies at "
+                f"{self._path(row.shard)}: {num} hidden states, but row {row.id!r} lies at "
                 f"{row.offset}..{row.offset + len(row.answer_ids)}; the shard is cut, generate the answers again"
             )
-        return Example(
-            torch.tensor(row.prompt_ids + row.answer_ids[: kept - 1]),
-            torch.tensor(row.answer_ids[:kept]),
-            hidden[row.offset : row.offset + kept],
-        )
+        ids, labels = torch.tensor(row.prompt_ids + row.answer_ids[: kept - 1]), torch.tensor(row.answer_ids[:kept])
+        at = slice(row.offset, row.offset + kept)
+        if isinstance(shard, TopK):
+            return Example(ids, labels, torch.empty(kept, 0), shard[at])
+        return Example(ids, labels, shard[at])
 
     def collate(self, indices: Sequence[int]) -> Batch:
         """The batch of these rows; pad positions hold token 0 and are never supervised."""
@@ -162,16 +182,20 @@ class ResponseDataset(Dataset[Example]):
             torch.cat([e.labels for e in examples]),
             torch.cat([e.hidden_target for e in examples]),
             tuple(indices),
+            _together([e.topk for e in examples if e.topk is not None]) if self.topk else None,
         )
 
     def _path(self, shard: int) -> Path:
-        return self.folder / f"hidden-{shard:05d}.safetensors"
+        return topk_path(self.folder, shard) if self.topk else self.folder / f"hidden-{shard:05d}.safetensors"
 
-    def _shard(self, shard: int) -> Tensor:
+    def _shard(self, shard: int) -> Tensor | TopK:
         if shard not in self._hidden:
             try:
-                with safe_open(self._path(shard), framework="pt") as file:
-                    self._hidden[shard] = file.get_tensor("hidden")
+                if self.topk:
+                    self._hidden[shard] = read_topk(self._path(shard))
+                else:
+                    with safe_open(self._path(shard), framework="pt") as file:
+                        self._hidden[shard] = file.get_tensor("hidden")
             except (SafetensorError, FileNotFoundError) as error:
                 raise TeacherError(f"{self._path(shard)}: {error}; generate the answers again") from error
         return self._hidden[shard]
@@ -179,6 +203,10 @@ class ResponseDataset(Dataset[Example]):
     def __getstate__(self) -> dict[str, object]:
         # A worker maps the files itself.
         return {**self.__dict__, "_hidden": {}}
+
+
+def _together(parts: Sequence[TopK]) -> TopK:
+    return TopK(torch.cat([part.ids for part in parts]), torch.cat([part.log_p for part in parts]))
 
 
 class BatchPlan:

@@ -12,6 +12,9 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 log = logging.getLogger(__name__)
 
+# A template is a program from outside, run in transformers' sandbox: beside its own errors it may raise any of these.
+TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 Messages = Sequence[dict[str, str]]
 
 
@@ -72,13 +75,16 @@ def eos_ids(
         tokenizer.eos_token_id,
         _end_of_turn(tokenizer),
     ):
-        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+        ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        if wrong := [index for index in ids if type(index) is not int or index < 0]:
+            raise ValueError(f"eos_token_id holds {wrong[0]!r} in config.json or generation_config.json; ids are >= 0")
+        found.update(ids)
     if not found:
         raise ValueError(
             "neither the model's config, its generation config nor the tokenizer names an end-of-sequence id; "
             "set eos_token_id in the checkpoint's generation_config.json"
         )
-    return tuple(sorted(int(value) for value in found))
+    return tuple(sorted(found))
 
 
 def check_shared(
@@ -137,7 +143,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 def _render(tokenizer: PreTrainedTokenizerBase, turns: Messages, generation: bool) -> str:
     try:
         return str(tokenizer.apply_chat_template(list(turns), add_generation_prompt=generation, tokenize=False))
-    except TemplateError as error:
+    except TEMPLATE_ERRORS as error:
         roles = [turn["role"] for turn in turns]
         raise ValueError(f"the chat template refuses messages with the roles {roles}: {error}") from error
 

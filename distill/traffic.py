@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Literal
 
 from distill.bundled import bundled_prompts
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 Split = Literal["train", "heldout"]
 ROLES = ("system", "user", "assistant")
 FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+HALVES = re.compile("[\ud800-\udfff]")  # JSON can write half of a surrogate pair, and Unicode has no such text
 MIN_FENCE = 80  # characters; a shorter code block may well stand in two unrelated prompts
 
 
@@ -69,6 +71,31 @@ def load_prompts(traffic: Traffic, split: Split, seed: int, domains: Sequence[st
         chosen += sample
     _require(bool(chosen), traffic, split, counts)
     return _unique_ids(chosen)
+
+
+def first_prompts(traffic: Traffic, split: Split, num: int) -> list[Prompt]:
+    """The first rows of every file of a split, checked as `load_prompts` checks them; bundled prompts are left out.
+
+    Args:
+        traffic: the recipe's stage.
+        split: which one.
+        num: rows a source.
+
+    Raises:
+        TrafficError: a file that is missing or broken, with line and column.
+    """
+    hub_split = traffic.split_train if split == "train" else traffic.split_heldout
+    found: list[Prompt] = []
+    for source in sources(traffic.train if split == "train" else traffic.heldout):
+        if source == "bundled":
+            continue
+        for row in islice(read_rows(source, hub_split, traffic, Counter()), num):
+            try:
+                found.append(_prompt(row, traffic))
+            except TrafficError:
+                if traffic.on_bad_line == "refuse":
+                    raise
+    return found
 
 
 def _prompts(traffic: Traffic, split: Split, domains: Sequence[str] | None, counts: Counter[str]) -> Iterator[Prompt]:
@@ -121,6 +148,11 @@ def _prompt(row: Row, traffic: Traffic) -> Prompt:
         raise TrafficError(f"{row.place}, column {column!r}: there is no user's turn to answer at the end")
     if not turns[-1]["content"].strip():
         raise TrafficError(f"{row.place}, column {column!r}: the prompt is empty")
+    for turn in turns:
+        if half := HALVES.search(turn["content"]):
+            raise TrafficError(
+                f"{row.place}, column {column!r}: holds half a character, {half[0]!a}; no tokenizer reads it"
+            )
     return Prompt(
         id=str(row.values.get("id") or row.name),
         domain=_text(row, "domain") or traffic.domain,

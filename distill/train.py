@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from distill.look import look
 from distill.recipe import Recipe, dump, load_recipe, recipe_hash
-from distill.runs import Interrupted, Run, RunError, Stop, create_run, reopen_run
+from distill.runs import RUN_ATTEMPT, RUN_FOLDER, Interrupted, Run, RunError, Stop, create_run, rank, reopen_run
 from distill.schema import Target as TargetStage
 from distill.schema import paths, sources
 
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m distill.train", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml (with --resume: the run's own)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
-    parser.add_argument("--check", action="store_true", help="validate, print the resolved recipe, and stop")
+    parser.add_argument("--check", action="store_true", help="validate, estimate, print the recipe, and stop")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder")
     args = parser.parse_intermixed_args(argv)
     if args.recipe and "=" in args.recipe and not Path(args.recipe).exists():
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         recipe = load_recipe(args.recipe or args.resume / "recipe.json", args.overrides)
         if args.check:
+            for text in look(recipe):
+                sys.stderr.write(f"{text}\n")
             sys.stdout.write(dump(recipe) + "\n")
             return 0
         with Stop().listening() as stop:
@@ -72,13 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
     """Opens the run folder, tracks the run, and gives it an honest end."""
-    if recipe.trainer.devices * recipe.trainer.num_nodes > 1:
-        raise RunError(
-            f"trainer.devices = {recipe.trainer.devices}, trainer.num_nodes = {recipe.trainer.num_nodes}: "
-            "training in several processes is not built yet; use 1 and 1"
-        )
+    _check_processes(recipe)
     _stay_offline(recipe)
     _quiet()
+    if rank() > 0:
+        return _join(recipe, stop)
     from distill.provenance import collect
     from distill.track import start
 
@@ -121,6 +122,29 @@ def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
         handler.close()
 
 
+def _join(recipe: Recipe, stop: Stop) -> int:
+    """What a process does that the first one of a run has started: it trains with it and writes nothing."""
+    from distill.track import NullTracker
+
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("distill").setLevel(logging.WARNING)
+    train(recipe, Run(Path(os.environ[RUN_FOLDER]), int(os.environ[RUN_ATTEMPT])), stop, NullTracker())
+    return 0
+
+
+def _check_processes(recipe: Recipe) -> None:
+    trainer = recipe.trainer
+    if trainer.num_nodes > 1:
+        raise RunError(f"trainer.num_nodes = {trainer.num_nodes}: training on several machines is not built; use 1")
+    if trainer.devices > 1 and trainer.strategy not in ("auto", "ddp"):
+        raise RunError(f"trainer.strategy = {trainer.strategy!r} with several devices: allowed is ddp (or auto)")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and RUN_FOLDER not in os.environ:
+        raise RunError(
+            "WORLD_SIZE is set, so a launcher has started several processes; start one: it starts the others itself "
+            "(trainer.devices)"
+        )
+
+
 def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     """From prompts to a draft folder.
 
@@ -140,50 +164,57 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     import lightning.pytorch as pl
     import torch
 
-    from distill.checkpoint import write_draft
+    from distill.adapt import merge_lora
+    from distill.checkpoint import read_draft, verify_draft, write_draft
     from distill.curves import draw_curves
     from distill.fit import fit
-    from distill.models import load_model
-    from distill.module import DraftModule
+    from distill.models import load_model, load_tokenizer
+    from distill.race import Answers, check_all, run_race
     from distill.responses import read_manifest
-    from distill.shape import check_draft, describe, find_target, make_draft
-    from distill.stages import count_shortlist, coverage, find_costs, write_answers
+    from distill.shape import describe, find_target
+    from distill.stages import prepare, trained_on, write_answers
     from distill.teacher import ResponseDataset
+    from distill.teacher_topk import write_topk
     from distill.tokens import eos_ids
-    from distill.validation import Validation
 
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    device = _device(recipe, torch.cuda.is_available())
+    device, first = _device(recipe, torch.cuda.is_available()), rank() == 0
+    if device == "cuda":
+        torch.cuda.set_device(rank())
     pl.seed_everything(recipe.seed, verbose=False)
     stage = recipe.distill
 
     target = find_target(recipe)
-    sizes = check_draft(recipe, target)
+    sizes = check_all(recipe, target)
+    if stage.reference is not None:
+        read_draft(Path(stage.reference))  # before its tokenizer is looked for
+        spoken = load_tokenizer(stage.reference)
+        verify_draft(Path(stage.reference), spoken, target.tokenizer, target.config.vocab_size)
     model = load_model(target.folder, recipe.target.dtype, device, recipe.target.trust_remote_code)
     eos = eos_ids(target.config, model.generation_config, target.tokenizer)
-    write_answers(recipe, run, target, model, eos)
+    softcap = getattr(target.config, "final_logit_softcapping", None)
+    if first:
+        write_answers(recipe, run, target, model, eos)
+        if stage.teacher == "topk":
+            write_topk(run.responses, model.get_output_embeddings().weight, stage.teacher_topk, softcap)
     dataset = ResponseDataset(run.responses, stage.max_length)
     held_out = ResponseDataset(run.validation, stage.max_length)
-
-    shortlist = None
-    if recipe.draft.head.size is not None:
-        shortlist = count_shortlist(dataset.rows, recipe.draft.head.size, target.config.vocab_size, eos)
-        shares = ", ".join(f"{name} {100 * share:.2f}%" for name, share in coverage(held_out.rows, shortlist).items())
-        rows = target.config.vocab_size
-        log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
-    draft, factors = make_draft(recipe, target, model, dataset)
-    served = find_costs(recipe, run, model, draft, shortlist, held_out)
-    teacher = model.get_output_embeddings().weight.detach().clone()
-    softcap = getattr(target.config, "final_logit_softcapping", None)
-    module = DraftModule(draft, teacher, stage, recipe.seed, shortlist, factors, softcap)
-    del model, draft  # the target's body is not needed any more
-    validation = Validation(held_out, served, module.softcaps, stage.tokens_per_step, stage.chunk_tok)
-
     manifest = read_manifest(run.responses)
     _announce(recipe, dataset, manifest["asked"])
-    resume_from = run.newest_whole() if run.attempt else None
-    best = fit(recipe, run, module, dataset, validation, stop, tracker, resume_from)
+
+    ranked: list[dict[str, Any]] = []
+    if recipe.draft.kind == "race":
+        answers = Answers(dataset, held_out, eos)
+        recipe, ranked = run_race(recipe, run, target, model, sizes, answers, stop, tracker)
+    size = sizes[ranked[0]["candidate"] if ranked else 0]
+    ready = prepare(recipe, run, target, model, dataset, held_out, eos)
+    module, validation, facts = ready.module, ready.validation, ready.facts
+    del model, ready  # the target's body is not needed any more, unless it is the teacher
+    resume_from = run.newest_whole() if run.attempt or ranked else None
+    best = fit(recipe, run, module, trained_on(stage, dataset), validation, stop, tracker, resume_from)
+    if not first:
+        return run.draft
     stop.check()
     fitted = module.fit_temperature(validation)
     log.info(
@@ -191,12 +222,15 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
         *(fitted.target, fitted.draft, fitted.overlap, fitted.overlap_same),
     )
     exported, factors = module.export()
-    meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, sizes, manifest, best, stage.max_steps)
+    if recipe.draft.lora is not None:
+        exported = merge_lora(exported)
+    meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, size, facts, manifest, best, stage.max_steps)
+    meta |= {"race": ranked} if ranked else {}
     ids = None if module.shortlist is None else module.shortlist.tolist()
     named = _tokenizer_class(target.folder)
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)
     run.link_latest()
-    tracker.summary({**best, "size": sizes.to_json(), "draft_folder": str(run.draft)})
+    tracker.summary({**best, "size": size.to_json(), "draft_folder": str(run.draft)})
     tracker.figure(best["step"], "curves", draw_curves(run.folder / "train.jsonl", run.folder / "curves.svg"))
     tracker.artifact(f"draft-{recipe.name}", run.draft, {key: meta[key] for key in ("target", "size", "metrics")})
     log.info("draft of step %s: %s", best["step"], run.draft)
@@ -221,14 +255,15 @@ def _announce(recipe: Recipe, dataset: ResponseDataset, num_prompts: int) -> Non
     """What is about to be trained on, before the first step."""
     stage = recipe.distill
     supervised, total = sum(dataset.num_supervised), sum(dataset.lengths)
-    tokens = stage.tokens_per_step * stage.accumulate
+    tokens = stage.tokens_per_step * stage.accumulate * recipe.trainer.devices
     log.info(
         "training on %d prompts, %d answers, %d supervised tokens (%s answers; dropped: %s; cut at max_length: %d)",
         *(num_prompts, len(dataset), supervised, recipe.responses.source, dataset.num_dropped, dataset.num_cut),
     )
     log.info(
-        "%d steps of at most %d tokens (about %d supervised, %.1f answers; accumulate %d): %.1f epochs",
+        "%d steps of at most %d tokens (about %d supervised, %.1f answers; accumulate %d, processes %d): %.1f epochs",
         *(stage.max_steps, tokens, tokens * supervised // total, tokens * len(dataset) / total, stage.accumulate),
+        recipe.trainer.devices,
         stage.max_steps * tokens / total,
     )
 
@@ -242,9 +277,10 @@ def _device(recipe: Recipe, cuda: bool) -> str:
 def _stay_offline(recipe: Recipe) -> None:
     """Forbids the hub where the recipe does not need it. Must come before the first import that reads these."""
     bundled = TargetStage.model_fields["model"].default
-    models = [name for name in (recipe.target.model, recipe.draft.model) if name is not None]
+    drafts = [recipe.draft, *(recipe.draft.candidates or ())]
+    models = [name for name in (recipe.target.model, *(draft.model for draft in drafts)) if name is not None]
     traffic = [*sources(recipe.traffic.train), *sources(recipe.traffic.heldout)]
-    local = all(name == bundled or Path(name).expanduser().exists() for name in models)
+    local = all(name == bundled or os.path.exists(os.path.expanduser(name)) for name in models)
     if local and all(name == "bundled" or paths(name) for name in traffic):
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 

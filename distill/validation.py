@@ -259,6 +259,7 @@ def flat(scores: Sequence[Score]) -> dict[str, float]:
     out: dict[str, float] = {}
     for score in scores:
         figures = {
+            "num_tok": float(score.num_tok),
             "alpha": score.alpha,
             "alpha_whole": score.alpha_whole,
             "overlap": score.overlap,

@@ -37,8 +37,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-# Types whose norms all read the residual stream. Gemma also norms what it writes, and that is not rotation-invariant.
-PRE_NORM = ("llama", "qwen2", "qwen3", "mistral", "smollm3")
 _NORM_BEFORE = {"self_attn": "input_layernorm", "mlp": "post_attention_layernorm"}
 _READ = re.compile(r"(.*\.)(self_attn|mlp)\.(q|k|v|gate|up)_proj\.weight")
 _WRITE = re.compile(r".*\.(o|down)_proj\.(weight|bias)")
@@ -67,7 +65,7 @@ def fold_hidden(
 
     Args:
         config: The model's; `tie_word_embeddings` says whether embedding and head stay one matrix.
-        state: Weights of a pre-norm model (`PRE_NORM`) of width H.
+        state: Weights of a pre-norm model (`distill.known.PRE_NORM`) of width H.
         basis: Orthonormal columns [H, h].
         energy: Share of the stream's energy inside the basis, in (0, 1].
 

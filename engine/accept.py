@@ -8,6 +8,24 @@ from torch import Tensor
 from engine.warp import draw
 
 
+def with_room(length: Tensor, limit: Tensor, most: int, count: Tensor | None = None) -> Tensor:
+    """How many proposals of each row count: no more than it has room for, whatever the rows beside it have.
+
+    The last token that fits is never a proposal. So a row's cycles, and the noise that its samples take, are those that
+    it has alone. (What it is proposed beyond wastes time, which the clock sees.)
+
+    Args:
+        length, limit: [B] tokens of each row so far, and at its end.
+        most: proposals of the cycle.
+        count: [B] how many of them are real; None is all.
+
+    Returns:
+        [B] in 0..most.
+    """
+    room = (limit - length - 1).clamp(0, most)
+    return room if count is None else torch.minimum(room, count)
+
+
 def accept_greedy(proposed: Tensor, best: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Accepts the longest prefix of the proposals that equals the target's argmax.
 

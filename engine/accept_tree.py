@@ -43,22 +43,24 @@ class Path:
     final: Tensor
 
 
-def accept_tree_greedy(tree: Tree, tokens: Tensor, best: Tensor) -> Path:
+def accept_tree_greedy(tree: Tree, tokens: Tensor, best: Tensor, levels: Tensor | None = None) -> Path:
     """Follows the child that equals the target's argmax.
 
     Args:
         tree: T nodes.
         tokens: [B, T] token ids in the target's vocabulary; the root's is the newest token.
         best: [B, T] the target's argmax after each node's path.
+        levels: [B] levels of a row's tree that count; None is all.
     """
     table = tree_tensors(tree, tokens.device)
     node = torch.zeros_like(tokens[:, 0])
     alive = torch.ones_like(node, dtype=torch.bool)
     nodes, accepted = [node], torch.zeros_like(node)
-    for _ in range(tree.max_depth):
+    for d in range(tree.max_depth):
         kids = table.children[node]
         agree = (kids >= 0) & (tokens.gather(1, kids.clamp(min=0)) == best.gather(1, node[:, None]))
         alive = alive & agree.any(1)
+        alive = alive if levels is None else alive & (d < levels)
         node = torch.where(alive, kids.gather(1, agree.long().argmax(1)[:, None])[:, 0], node)
         accepted = accepted + alive.long()
         nodes.append(node)
@@ -87,6 +89,7 @@ def accept_tree_sampled(
     u_accept: Tensor,
     u_final: Tensor,
     rows: Tensor | None = None,
+    levels: Tensor | None = None,
 ) -> Path:
     """Tries siblings by rank against the residual, goes down where one is accepted.
 
@@ -100,6 +103,7 @@ def accept_tree_sampled(
             cousins do not: only one of their parents is ever reached.
         u_final: [B, depth + 1] uniforms for the token that follows j accepted ones.
         rows: [R] token id of each column of q; None: R columns are the ids 0..R-1.
+        levels: [B] levels of a row's tree that count; None is all.
 
     Returns:
         the accepted path and the token that follows it.
@@ -113,6 +117,7 @@ def accept_tree_sampled(
     for d in range(tree.max_depth):
         kids = table.children[node]
         chance = None if q is None else _columns(q, table.inner[node], rows, vocab)
+        walking = walking if levels is None else walking & (d < levels)
         moved = torch.zeros_like(walking)
         for r in range(kids.shape[1]):
             open_ = walking & ~moved & (kids[:, r] >= 0)

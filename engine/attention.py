@@ -16,14 +16,18 @@ from transformers import AttentionInterface
 
 from engine.cache import Slab
 from engine.kernels import chunk_of, flex_decode, part_mask, split_attention
+from engine.ring import Ring, sees
 
 NAME = "specdraft"
 PRODUCTS_UP_TO = 512  # tokens; see `causal_attention`
+BAND = 512  # queries of a prefill that look at one stretch of keys; see `banded_attention`
 
 
 @dataclass(frozen=True)
 class Nodes:
     """Nodes of a tree as one step's tokens. The whole tree lies in consecutive slots, whatever the depth of a node.
+
+    In a ring the slots here are places in the text, which the ring then turns into its own.
 
     Attributes:
         root: [B] slot and position of the tree's root (the newest token).
@@ -55,8 +59,9 @@ class Window:
 
     Attributes:
         slab: the model's keys and values.
-        positions: [B, T] position of each token; its key goes to that slot, unless it is a node of a tree.
-        extent: slots [0, extent) are looked at (at least 1 + the largest slot).
+        positions: [B, T] position of each token; its key goes to that slot, unless it is a node of a tree or the slab
+            is a ring.
+        extent: slots [0, extent) are looked at (at least 1 + the largest slot; a ring has no more than its own).
         first_row: the step's rows are slab rows first_row ... first_row + B - 1.
         fresh: every row starts at position 0 and sees only this step's own tokens (a prefill).
         nodes: for a tree: which of its nodes the tokens are, and their slots. None is a chain.
@@ -77,13 +82,26 @@ class Window:
 
     def __post_init__(self) -> None:
         batch, tokens = self.positions.shape
+        self.ring = self.slab.ring
+        # Where a token stands in the text: the nodes of a tree one behind another.
+        self.places = self.positions if self.nodes is None else self.nodes.slots
+        self.slots, self.kept = self.places, None
+        if self.ring is not None:
+            # A step may not overwrite what its own first token sees; a prefill looks at its own keys and keeps the end.
+            assert self.fresh or tokens <= self.ring.longest_step, (tokens, self.ring)
+            if self.fresh and tokens > self.ring.slots:
+                self.kept = self.ring.kept(tokens, self.positions.device)
+                self.slots = self.slots[:, self.kept]
+            self.extent = min(self.extent, self.ring.slots)
+            self.slots = self.ring.slot(self.slots)
         assert self.extent <= self.slab.capacity, (self.extent, self.slab.capacity)
         assert self.first_row + batch <= self.slab.batch
         self.slab.ensure(self.extent)
-        self.slots = self.positions if self.nodes is None else self.nodes.slots
         by_value = self.positions.device.type == "cpu" and not self.static
-        # One row writes a contiguous block (a cheap copy); ragged rows scatter through an index.
+        # One row writes a contiguous block (a cheap copy); ragged rows, and one that goes round, scatter by an index.
         self.block = int(self.slots[0, 0]) if batch == 1 and by_value else None
+        if self.block is not None and self.ring is not None and int(self.slots[0, -1]) != self.block + tokens - 1:
+            self.block = None
         self.rows = torch.arange(self.first_row, self.first_row + batch, device=self.positions.device)[:, None]
         # Measured on two cores: from here on two batched products beat the fused kernel. They read whole rows.
         self.many_keys = by_value and batch * tokens <= 256 and batch * self.extent >= 2048
@@ -92,9 +110,13 @@ class Window:
         # A single query of a single row sees all that is there: no mask at all. In a tree other branches are there.
         alone = batch == 1 and tokens == 1 and self.nodes is None
         self.sees_all = alone and self.block is not None and self.extent == self.block + 1
+        if self.ring is not None and self.sees_all:
+            self.sees_all = int(self.places[0, 0]) < self.ring.recent
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Puts this step's keys and values [B, K, T, D] into their slots."""
+        if self.kept is not None:
+            key, value = key[:, :, self.kept], value[:, :, self.kept]
         if self.block is not None:
             span = slice(self.block, self.block + key.shape[2])
             self.slab.key[layer][self.first_row, :, span] = key[0]
@@ -113,15 +135,15 @@ class Window:
         if self.sees_all and (sliding is None or self.extent <= sliding):
             return None
         if (sliding, groups) not in self._masks:
-            slots = torch.arange(self.extent, device=self.positions.device)
-            query = self.positions[:, :, None]
-            if self.nodes is None:
-                visible, there = slots <= query, slots
-            else:
-                visible, there = _tree_visible(self.nodes, slots)
-            if sliding is not None:
-                visible &= there > query - sliding
-            bias = torch.zeros(visible.shape, dtype=dtype, device=slots.device).masked_fill_(~visible, -torch.inf)
+            there = torch.arange(self.extent, device=self.positions.device)[None]
+            if self.ring is not None:
+                there = self.ring.held(self.places[:, -1], there[0])
+            own = None
+            if self.nodes is not None:
+                own, there = _tree_visible(self.nodes, there)
+            visible = sees(self.positions[:, :, None], there[:, None], sliding, self.ring)
+            visible = visible if own is None else visible & own
+            bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
             self._masks[sliding, groups] = bias.repeat(1, groups, 1)[:, None]
         return self._masks[sliding, groups]
 
@@ -133,20 +155,21 @@ class Window:
         return self._parts[sliding, groups]
 
 
-def _tree_visible(nodes: Nodes, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """What a tree's nodes see, [B, T, S], and the position that each slot's key has, [B, 1, S].
+def _tree_visible(nodes: Nodes, places: Tensor) -> tuple[Tensor, Tensor]:
+    """What a tree's nodes see of the keys at these places [B or 1, S]: [B, T, S]; and the keys' positions [B, S].
 
-    Before the root slots and positions are the same, and all is visible; in the tree only ancestors; behind it nothing.
+    Before the root places are positions, and all is visible; in the tree only ancestors; behind it nothing.
 
     Example: root 5 with children in slots 6 and 7, a child of the latter in slot 8. Positions of slots 5..8 are
     5, 6, 6, 7, and the node in slot 8 sees 0..5, 7 and 8.
     """
-    node = slots - nodes.root[:, None]  # [B, S]
-    inside = ((node >= 0) & (node < nodes.depth.shape[0]))[:, None]
+    root = nodes.root[:, None]
+    node = places - root  # [B, S]
+    inside = (node >= 0) & (node < nodes.depth.shape[0])
     node = node.clamp(0, nodes.depth.shape[0] - 1)
     allowed = nodes.ancestors[nodes.first : nodes.last][:, node].transpose(0, 1)
-    there = torch.where(inside, (nodes.root[:, None] + nodes.depth[node])[:, None], slots)
-    return torch.where(inside, allowed, slots < nodes.root[:, None, None]), there
+    there = torch.where(inside, root + nodes.depth[node], places)
+    return torch.where(inside[:, None], allowed, (places < root)[:, None]), there
 
 
 def slab_attention(
@@ -186,26 +209,26 @@ def slab_attention(
     batch, heads, tokens, width = query.shape
     groups = heads // key.shape[1]
     window.write(module.layer_idx, key, value)
-    if window.fresh and softcap is None and (sliding_window is None or tokens <= sliding_window):
-        return causal_attention(query, key, value, scaling).transpose(1, 2), None
+    if window.fresh:
+        near = min(tokens, sliding_window or tokens, tokens if window.ring is None else window.ring.recent)
+        if near == tokens and softcap is None:
+            return causal_attention(query, key, value, scaling).transpose(1, 2), None
+        out = banded_attention(query, key, value, near, scaling, softcap, sliding_window, window.ring)
+        return out.transpose(1, 2), None
     keys, values = window.read(module.layer_idx)
     folded = query.reshape(batch, key.shape[1], groups * tokens, width)
     if window.kernel == "flex" and softcap is None:
         assert window.nodes is None, "flex reads chains only"
-        out = flex_decode(folded, keys, values, window.positions, scaling, sliding_window)
+        ring = None if window.ring is None else (window.ring.sinks, window.ring.recent, window.ring.turn)
+        out = flex_decode(folded, keys, values, window.positions, scaling, sliding_window, ring)
         return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
     mask = window.mask(sliding_window, groups, query.dtype)
     if softcap is None and window.many_keys:
         out = _keys_first(folded * (width**-0.5 if scaling is None else scaling), keys, values, mask)
     elif softcap is None and window.kernel == "split" and mask is not None:
         out = split_attention(folded, keys, values, window.parts(sliding_window, groups, keys.shape[1], mask), scaling)
-    elif softcap is None:
-        out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
     else:
-        logits = (folded @ keys.transpose(2, 3)).float() * (width**-0.5 if scaling is None else scaling)
-        logits = torch.tanh(logits / softcap) * softcap
-        logits = logits if mask is None else logits + mask.float()
-        out = torch.softmax(logits, dim=-1).to(query.dtype) @ values
+        out = _attend(folded, keys, values, mask, scaling, softcap)
     return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
 
 
@@ -233,6 +256,58 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
     # Bound by arithmetic, so repeating K and V is cheap and keeps the causal kernel.
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+
+
+def banded_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    near: int,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding: int | None = None,
+    ring: Ring | None = None,
+) -> Tensor:
+    """A prefill whose tokens do not see all before them: 512 queries at a time over the keys that one of them sees.
+
+    Its cost grows with the length times the window, not with the square of the length.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, K, T, D].
+        near: tokens that a query sees at most, itself included, a ring's first ones left out.
+        scaling, softcap, sliding: as for `slab_attention`.
+        ring: what the row keeps; None is all.
+
+    Returns:
+        [B, H, T, D].
+    """
+    batch, heads, tokens, width = query.shape
+    groups = heads // key.shape[1]
+    place = torch.arange(tokens, device=query.device)
+    out = []
+    for first in range(0, tokens, BAND):
+        last, low = min(first + BAND, tokens), max(0, first - near + 1)
+        sunk = 0 if ring is None else min(ring.sinks, low)
+        there = torch.cat([place[:sunk], place[low:last]])
+        visible = sees(place[first:last, None], there, sliding, ring).repeat(groups, 1)
+        mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)
+        folded = query[:, :, first:last].reshape(batch, -1, groups * (last - first), width)
+        seen = _attend(folded, key[:, :, there], value[:, :, there], mask[None, None], scaling, softcap)
+        out.append(seen.view(batch, heads, last - first, width))
+    return torch.cat(out, 2)
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
+) -> Tensor:
+    """Queries [B, K, T, D] over keys and values [B, K, S, D], with an additive mask [B, 1, T, S] or none."""
+    if softcap is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    logits = (query @ keys.transpose(2, 3)).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    logits = torch.tanh(logits / softcap) * softcap
+    logits = logits if mask is None else logits + mask.float()
+    return torch.softmax(logits, dim=-1).to(query.dtype) @ values
 
 
 def _keys_first(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from engine.ring import Ring
+
 STEP = 64  # slots are added by this many, or an eighth of what there is
 BUCKET = 256  # smallest step of `bucket`
 
@@ -40,6 +42,7 @@ class Slab:
     Attributes:
         key, value: per layer a tensor [B, K, slots, D].
         slots: positions laid out now.
+        ring: rows keep their first and their most recent tokens, and slots are used again; None: slots are positions.
     """
 
     def __init__(
@@ -51,10 +54,12 @@ class Slab:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        ring: Ring | None = None,
     ) -> None:
         if batch < 1 or capacity < 1:
             raise ValueError(f"a KV slab needs at least one row and one slot, got batch {batch}, capacity {capacity}")
-        self.batch, self.capacity = batch, capacity
+        assert ring is None or ring.slots == capacity, (ring, capacity)
+        self.batch, self.capacity, self.ring = batch, capacity, ring
         self._layers, self._width, self._kv_heads = num_layers, head_dim, num_kv_heads
         self._flat = torch.zeros(
             num_layers * 2 * batch * num_kv_heads * capacity * head_dim, dtype=dtype, device=device
@@ -83,11 +88,17 @@ class Slab:
 
     @classmethod
     def for_model(
-        cls, config: PreTrainedConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        cls,
+        config: PreTrainedConfig,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        ring: Ring | None = None,
     ) -> Slab:
         """A slab with the shape that `config` asks for."""
         layers, heads, width = kv_shape(config)
-        return cls(layers, batch, heads, capacity, width, dtype, device)
+        return cls(layers, batch, heads, capacity, width, dtype, device, ring)
 
     @property
     def nbytes(self) -> int:
@@ -95,14 +106,17 @@ class Slab:
         return self._flat.numel() * self._flat.element_size()
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` slots of one row over another (the last row takes a finished one's place)."""
+        """Copies the first `length` slots of one row over another (the last row takes a finished one's place).
+
+        In a ring a row of more positions than slots is copied whole.
+        """
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
 
     def gather_path(self, root: Tensor, path: Tensor, count: Tensor) -> None:
         """Moves the keys of a tree's accepted path behind its root, so that slots are positions again.
 
         Args:
-            root: [B] slot of each row's root; node n stands in slot root + n.
+            root: [B] slot of each row's root; node n stands in slot root + n (in a ring: in the slot of that position).
             path: [B, m] nodes of the path from the root's child on, rising.
             count: [B] how many of a row's path are moved; the others stay where they are.
         """
@@ -110,6 +124,8 @@ class Slab:
         rows, steps = ((place <= count[:, None]) & (path != place)).nonzero(as_tuple=True)
         if rows.numel():
             source, target = root[rows] + path[rows, steps], root[rows] + place[steps]
+            if self.ring is not None:
+                source, target = self.ring.slot(source), self.ring.slot(target)
             # The right side is a copy, so that a slot which is both read and written does no harm.
             self._data[:, :, rows, :, target] = self._data[:, :, rows, :, source]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine import noise
 from engine.graphs import Step, check_graph
 from engine.model import Runner
+from engine.ring import SLACK
 from engine.warp import Warp, draw, draws_of, probabilities
 
 
@@ -59,7 +60,11 @@ class Drafter(Protocol):
     """Proposes tokens; keeps what state it needs row by row."""
 
     def start(self, row: int, ids: Tensor) -> None:
-        """A new request [T] takes the row."""
+        """The row reads a new request's prompt [T]."""
+        ...
+
+    def join(self, row: int) -> None:
+        """A request whose prompt the row has read starts now."""
         ...
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -77,6 +82,19 @@ class Drafter(Protocol):
     def propose(self, batch: Batch, k: int) -> Proposal:
         """Up to k proposals for every row."""
         ...
+
+
+def refuse_window(target: Runner, reason: str) -> None:
+    """Refuses a target that forgets a part of its prefix: its answers would be those of another model.
+
+    Raises:
+        ValueError: the target's slab is a ring.
+    """
+    if target.slab.ring is not None:
+        raise ValueError(
+            f"the target has recent = {target.slab.ring.recent}: {reason}, and must keep the whole prefix; give the "
+            "window to the draft alone, and the target recent=None"
+        )
 
 
 class ModelDrafter:
@@ -98,14 +116,19 @@ class ModelDrafter:
     def __init__(self, runner: Runner, seed: int = 0, warp: Warp | None = None, graph: bool = False) -> None:
         self.runner, self.seed, self.warp = runner, seed, warp
         self._skipped = 0
+        self._joined: dict[int, int] = {}  # row: cycles that had been skipped when its request came
         # Several decoders may draft with this one, so its graph reads copies of their rows' state.
         self._steps = Step(self._draft, check_graph(graph, runner.device, runner.config), own=True)
 
     def start(self, row: int, ids: Tensor) -> None:
         self.runner.prefill(ids, row)
 
+    def join(self, row: int) -> None:
+        self._joined[row] = self._skipped
+
     def move(self, source: int, target: int, length: int) -> None:
         self.runner.slab.move_row(source, target, length)
+        self._joined[target] = self._joined.pop(source, 0)
 
     def reach(self, longest: int) -> int:
         return max(0, self.runner.max_positions - longest)
@@ -147,14 +170,25 @@ class ModelDrafter:
         return torch.stack(tokens, 1), None if greedy else torch.cat(q, 1)
 
     def _catch_up(self, batch: Batch) -> None:
-        """Reads what was emitted while nothing was drafted: one token a cycle in every row."""
-        run, missed = self.runner, min(self._skipped + 1, batch.longest - 1)
-        self._skipped = 0
-        # Rows shorter than that are read from their start; what stands behind their end is overwritten later.
-        texts = [text[:-1][-missed:] for text in batch.text]
-        ids = torch.tensor([text + [0] * (missed - len(text)) for text in texts], device=run.device)
+        """Reads what was emitted while nothing was drafted: one token a cycle in every row.
+
+        A row reads no more than it missed, or than one step has for all: a window has no room to go further back, and
+        can be written in pieces only.
+        """
+        run, read = self.runner, [len(text) - 1 for text in batch.text]
+        missed = [self._skipped - self._joined.get(row, 0) + 1 for row in range(len(read))]
+        self._skipped, self._joined = 0, {}
+        left = min(max(missed), max(read))
+        piece = left if run.slab.ring is None else SLACK
         extent = run.extent(batch.longest - 1, batch.longest - 1)
-        run.step(ids, (batch.length - 1 - missed).clamp(min=0), extent)
+        while left:
+            size = min(piece, left)
+            # Rows shorter than that are read from their start; what stands behind their end is overwritten later.
+            starts = [max(0, n - min(left, max(size, own))) for n, own in zip(read, missed, strict=True)]
+            texts = [text[at : min(at + size, len(text) - 1)] for text, at in zip(batch.text, starts, strict=True)]
+            ids = torch.tensor([text + [0] * (size - len(text)) for text in texts], device=run.device)
+            run.step(ids, torch.tensor(starts, device=run.device), extent)
+            left -= size
 
     def _temperature(self, batch: Batch) -> Tensor:
         """[B] what is drafted at."""
@@ -175,10 +209,14 @@ class SelfDrafter(ModelDrafter):
         num_layers: how many of its first layers draft.
         seed, warp: as for `ModelDrafter`.
 
+    Raises:
+        ValueError: the target keeps a window only; layers that it does not have.
+
     Source: the idea of arXiv 2309.08168, with a fixed choice of layers.
     """
 
     def __init__(self, target: Runner, num_layers: int, seed: int = 0, warp: Warp | None = None) -> None:
+        refuse_window(target, "self-speculation drafts over the target's own slab")
         super().__init__(target.first_layers(num_layers), seed, warp)
 
     def start(self, row: int, ids: Tensor) -> None:
@@ -206,6 +244,9 @@ class LookupDrafter:
 
     def start(self, row: int, ids: Tensor) -> None:
         """Nothing is kept: the text is all there is."""
+
+    def join(self, row: int) -> None:
+        """Nothing is kept."""
 
     def move(self, source: int, target: int, length: int) -> None:
         """Nothing is kept."""

@@ -104,8 +104,9 @@ def _with_lse(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: 
 
 
 def flex_decode(
-    query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None, sliding: int | None
-) -> Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None, sliding: int | None,
+    ring: tuple[int, int, int] | None = None,
+) -> Tensor:  # fmt: skip
     """flex_attention over the slab; the mask is computed in the kernel from the tokens' positions.
 
     Args:
@@ -114,13 +115,14 @@ def flex_decode(
         positions: [B, T].
         scale: factor on the logits; None is D**-0.5.
         sliding: tokens a sliding layer looks back; None sees all.
+        ring: (sinks, recent, slots taken in turns) of `engine.ring.Ring`; None: slots are positions.
 
     Returns:
         [B, K, G*T, D].
     """
     # One compilation a shape; past the limit torch raises (fullgraph), it does not go on uncompiled.
     with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=4096):
-        return _compiled_flex()(query, keys, values, positions, scale, sliding)
+        return _compiled_flex()(query, keys, values, positions, scale, sliding, ring)
 
 
 @functools.cache
@@ -131,17 +133,23 @@ def _compiled_flex() -> Callable[..., Tensor]:
 
 @no_type_check  # a wrapper that checks types, as the tests put around every function, could not be compiled
 def _flex(
-    query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None, sliding: int | None
-) -> Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None, sliding: int | None,
+    ring: tuple[int, int, int] | None = None,
+) -> Tensor:  # fmt: skip
     from torch.nn.attention.flex_attention import flex_attention
 
     tokens = positions.shape[1]
 
     def visible(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        position = positions[b, q % tokens]
-        seen = kv <= position
+        position, there = positions[b, q % tokens], kv
+        if ring is not None:  # `Ring.held`
+            newest = positions[b, tokens - 1]
+            there = torch.where((kv < ring[0]) | (kv > newest), kv, newest - (newest - kv) % ring[2])
+        seen = there <= position
         if sliding is not None:
-            seen = seen & (kv > position - sliding)
+            seen = seen & (there > position - sliding)
+        if ring is not None:
+            seen = seen & ((there < ring[0]) | (there > position - ring[1]))
         return torch.where(seen, score, -float("inf"))
 
     return flex_attention(query, keys, values, score_mod=visible, scale=scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from engine.cache import Slab, bucket, row_bucket
 from engine.compiled import compile_steps
 from engine.kernels import check_kernel, default_kernel
 from engine.pack import pack, pack_linears, packed_linear, pays
+from engine.ring import SINKS, Ring
 
 
 class Runner:
@@ -31,9 +33,13 @@ class Runner:
         attention: "sdpa", "split" or "flex" (see `engine.kernels`); None is "split" on CUDA and "sdpa" elsewhere.
         fixed: round slots, rows and draft lengths up to a few shapes, each of which can be captured as a graph; None
             does so on CUDA. Eager and captured runs there have the same shapes, so they give the same tokens.
+        recent: a window, for a draft of long contexts: rows keep the first `sinks` tokens and so many of the newest,
+            and the slab holds sinks + recent + 64 slots a row. None keeps all.
+        sinks: see `recent`.
 
     Raises:
-        ValueError: the shortlist is not sorted, repeats an id or leaves the head; the device lacks the attention.
+        ValueError: the shortlist is not sorted, repeats an id or leaves the head; the device lacks the attention;
+            a window out of range.
     """
 
     def __init__(
@@ -46,9 +52,12 @@ class Runner:
         attention: str | None = None,
         fixed: bool | None = None,
         compile: bool = False,
+        recent: int | None = None,
+        sinks: int = SINKS,
     ) -> None:
         if compile and fixed is False:
             raise ValueError("compile is True and fixed is False: a compiled step has a fixed shape; leave fixed out")
+        ring = None if recent is None else Ring.for_capacity(sinks, recent, capacity)
         register()
         model.set_attn_implementation(NAME)
         self.config = model.config
@@ -75,8 +84,10 @@ class Runner:
         self.attention = check_kernel(attention or default_kernel(self.device), self.device)
         self.fixed = compile or self.device.type == "cuda" if fixed is None else fixed
         self._capacity = capacity
-        slots = bucket(capacity) if self.fixed else capacity
-        self.slab = Slab.for_model(self.config, batch, slots, self.dtype, self.device)
+        slots = capacity if ring is None else ring.slots
+        slots = bucket(slots) if self.fixed else slots
+        ring = None if ring is None else replace(ring, slots=slots)
+        self.slab = Slab.for_model(self.config, batch, slots, self.dtype, self.device, ring)
         self._compile = compile
         if compile:
             self.slab.ensure(slots)  # strides are part of a compiled shape
@@ -108,7 +119,7 @@ class Runner:
 
     @property
     def max_positions(self) -> int:
-        """Positions that both the model and the slab can hold."""
+        """Positions that a row may reach: those of the model, and the capacity asked for."""
         return min(self._capacity, getattr(self.config, "max_position_embeddings", self._capacity))
 
     def extent(self, need: int, most: int) -> int:
@@ -119,9 +130,12 @@ class Runner:
             most: the largest `need` among the steps of the same cycle.
 
         Returns:
-            `need`, or with fixed shapes the bucket of `most`, the same for all steps of a cycle.
+            `need` (a window's slots at most), or with fixed shapes the bucket of `most`, the same for all steps of a
+            cycle.
         """
-        return min(bucket(most), self.slab.capacity) if self.fixed else need
+        if self.fixed:
+            return min(bucket(most), self.slab.capacity)
+        return need if self.slab.ring is None else min(need, self.slab.capacity)
 
     def rows(self, num: int) -> int:
         """Rows that a step runs for `num` requests; those beyond hold nothing."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from engine import noise
-from engine.accept import accept_block, accept_greedy, accept_sampled
+from engine.accept import accept_block, accept_greedy, accept_sampled, with_room
 from engine.clock import BareClock, Clock
-from engine.draft import Batch, Drafter, Proposal
+from engine.draft import Batch, Drafter, Proposal, refuse_window
 from engine.graphs import HostCopy, Step, check_graph, memory_pool
 from engine.model import Runner
 from engine.policy import Policy
@@ -68,7 +68,7 @@ class Decoder:
             decoder: keep one for many requests.
 
     Raises:
-        ValueError: k without a drafter, or out of 0..16; graphs without a CUDA device.
+        ValueError: k without a drafter, or out of 0..16; a target with a window; graphs without a CUDA device.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Decoder:
             raise ValueError(f"k is {k} but there is no drafter; give one, or k = 0")
         if rule not in RULES:
             raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(RULES)}")
+        refuse_window(target, "it decides what the answer is")
         Warp(0.0, top_k, top_p)
         self.rule, self.policy = rule, policy
         self.target, self.drafter, self.k, self.seed = target, drafter, k, seed
@@ -101,7 +102,8 @@ class Decoder:
         self.clock: Clock = clock or BareClock(target.device)
         self.keep_hidden, self.stop = keep_hidden, stop
         self.active: list[Answer] = []
-        self._last = self._length = self._temperature = self._keys = self._live = self._drawn = torch.empty(0)
+        self._last = self._length = self._temperature = self._keys = torch.empty(0)
+        self._live = self._limit = self._drawn = torch.empty(0)
         self._states: dict[int, tuple[Tensor, ...]] = {}
         self._changed, self._draws = False, "greedy"
         pool = memory_pool() if check_graph(graph, target.device, target.config) else None
@@ -158,6 +160,8 @@ class Decoder:
         if self.keep_hidden:
             answer.hidden.append(hidden)
         self._commit(answer, first.tolist())
+        if self.drafter is not None:
+            self.drafter.join(len(self.active))
         self.active.append(answer)
         self._changed = True
         return answer
@@ -180,12 +184,13 @@ class Decoder:
             torch.tensor(temperatures, device=device),
             torch.tensor(keys, device=device),
             torch.tensor([1] * len(self.active) + [0] * spare, device=device),
+            torch.tensor([len(a.request.ids) + a.request.max_new for a in self.active] + [0] * spare, device=device),
         )
         state = self._states.setdefault(len(texts), fresh)
         if state is not fresh:
             for old, new in zip(state, fresh, strict=True):
                 old.copy_(new)
-        self._last, self._length, self._temperature, self._keys, self._live = state
+        self._last, self._length, self._temperature, self._keys, self._live, self._limit = state
         self._drawn, self._draws = torch.tensor(drawn, device=device, dtype=torch.long), draws_of(temperatures)
 
     def retire(self) -> list[Answer]:
@@ -252,7 +257,7 @@ class Decoder:
             extent = self.target.extent(longest + k, longest + k)
             hidden, logits = self._verify((extent,), self._last, self._length, given.tokens)
         with self.clock.phase("sampling"):
-            state = self._last, self._length, self._temperature, batch.keys, self._live, self._drawn
+            state = self._last, self._length, self._temperature, batch.keys, self._live, self._limit, self._drawn
             (result,) = self._accept((self._draws,), logits, *state, given.tokens, given.q, given.rows, given.count)
         assert hidden is not None and result is not None
         rows = self._to_host(result)
@@ -279,13 +284,11 @@ class Decoder:
         """Commits what each row emitted, and writes down its cycle."""
         for row, answer in enumerate(self.active):
             before, emit = len(answer.tokens), tokens[row][: kept[row] + 1]
-            # Proposals that no room was left for are not proposals (their rows waste time, which the clock sees).
-            proposed = min(count[row], answer.request.max_new - before - 1)
             cut = self._commit(answer, emit)
             num = len(answer.tokens) - before
-            answer.cycles.append(Cycle(proposed, min(kept[row], proposed), num, cut and answer.finish == "eos"))
+            answer.cycles.append(Cycle(count[row], kept[row], num, cut))
             if self.policy is not None:
-                self.policy.observe(answer.request.id, proposed, answer.cycles[-1].accepted)
+                self.policy.observe(answer.request.id, count[row], kept[row])
             if self.keep_hidden:
                 answer.hidden.extend(hidden[row, :num].clone().unbind(0))
 
@@ -298,10 +301,12 @@ class Decoder:
 
     def _run_accept(
         self, draws: str, logits: Tensor, last: Tensor, length: Tensor, temperature: Tensor, keys: Tensor,
-        live: Tensor, drawn: Tensor, tokens: Tensor, q: Tensor | None, rows: Tensor | None, count: Tensor | None,
+        live: Tensor, limit: Tensor, drawn: Tensor, tokens: Tensor, q: Tensor | None, rows: Tensor | None,
+        count: Tensor | None,
     ) -> tuple[Tensor]:  # fmt: skip
         """Proposed and accepted counts and the emitted tokens, one row [2 + k + 1] each; moves `last` and `length`."""
         k = tokens.shape[1]
+        count = with_room(length, limit, k, count)
         if draws == "greedy":
             accepted, final = accept_greedy(tokens, logits.argmax(-1), count)
         elif k == 0:
@@ -315,8 +320,7 @@ class Decoder:
             judge = accept_sampled if self.rule == "token" else accept_block
             accepted, final = judge(p, q, tokens, u_accept, u_final, rows, count)
         emitted = move_on(last, length, live, tokens, accepted, final)
-        proposed = torch.full_like(accepted, k) if count is None else count
-        return (torch.cat([proposed[:, None], accepted[:, None], emitted], 1),)
+        return (torch.cat([count[:, None], accepted[:, None], emitted], 1),)
 
     def _sample(self, logits: Tensor, length: Tensor, temperature: Tensor, keys: Tensor, drawn: Tensor) -> Tensor:
         """The next token [B] from logits [B, R]; greedy rows are spared the softmax over the vocabulary."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine import noise
+from engine.accept import with_room
 from engine.accept_tree import Path, accept_tree_greedy, accept_tree_sampled
 from engine.attention import Nodes
 from engine.clock import Clock
@@ -84,16 +85,17 @@ class TreeDecoder(Decoder):
             hidden = self.target.step_nodes(proposal.tokens, nodes, batch.longest + tree.proposals)
             logits = self.target.logits(hidden)
         with self.clock.phase("sampling"):
-            path = self._accept_tree(logits, proposal)
+            levels = with_room(batch.length, self._limit, tree.max_depth)
+            path = self._accept_tree(logits, proposal, levels)
             self.target.slab.gather_path(batch.length - 1, path.nodes[:, 1:], path.accepted)
             self.tree_drafter.keep(batch.length, path)
             along_path = proposal.tokens.gather(1, path.nodes[:, 1:])
             emitted = move_on(self._last, self._length, self._live, along_path, path.accepted, path.final)
-            kept, tokens = path.accepted.tolist(), emitted.tolist()
+            kept, tokens, count = path.accepted.tolist(), emitted.tolist(), levels.tolist()
             ranks = table.rank[path.nodes[:, 1:]].tolist()
         answers = list(self.active)
         along = hidden.gather(1, path.nodes[..., None].expand(-1, -1, hidden.shape[2])) if self.keep_hidden else hidden
-        self._record(kept, tokens, [tree.max_depth] * len(kept), along)
+        self._record(kept, tokens, count, along)
         if tree is self.tree:
             self.taken.update(
                 tuple(ranks[row][: kept[row]]) for row, answer in enumerate(answers) if not self._shortened(answer)
@@ -105,15 +107,15 @@ class TreeDecoder(Decoder):
         cycle = answer.cycles[-1]
         return cycle.cut or cycle.proposed < self.tree.max_depth
 
-    def _accept_tree(self, logits: Tensor, proposal: TreeProposal) -> Path:
-        """The accepted path from logits [B, T, V]."""
+    def _accept_tree(self, logits: Tensor, proposal: TreeProposal, levels: Tensor) -> Path:
+        """The accepted path from logits [B, T, V], at most so many levels [B] deep."""
         tree = proposal.tree
         if all(Warp(a.request.temperature).greedy for a in self.active):
-            return accept_tree_greedy(tree, proposal.tokens, logits.argmax(-1))
+            return accept_tree_greedy(tree, proposal.tokens, logits.argmax(-1), levels)
         p = probabilities(logits, self._temperature, self.top_k, self.top_p)
         keys = self._keys[:, None]
         ahead = self._length[:, None] + torch.arange(tree.max_depth + 1, device=p.device)
         purposes = [noise.sibling(noise.ACCEPT, rank) for rank in range(tree.max_branch)]
         u_accept = torch.stack([noise.uniform(self.seed, keys, ahead[:, :-1], purpose) for purpose in purposes], -1)
         u_final = noise.uniform(self.seed, keys, ahead, noise.FINAL)
-        return accept_tree_sampled(tree, p, proposal.q, proposal.tokens, u_accept, u_final, proposal.rows)
+        return accept_tree_sampled(tree, p, proposal.q, proposal.tokens, u_accept, u_final, proposal.rows, levels)

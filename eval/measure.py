@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.cache import bucket
 from engine.clock import BareClock, Clock, phased
 from engine.costs import Costs
 from engine.model import Runner
@@ -58,6 +59,7 @@ class Bench:
     graph: bool = False
     costs: Sequence[Costs] = ()
     _decoders: dict[tuple[Arm, int], Decoder] = field(default_factory=dict)
+    _shapes: set[tuple[int, int]] = field(default_factory=set)
     _order: int = field(default=0)
 
     def __post_init__(self) -> None:
@@ -91,6 +93,8 @@ class Bench:
                 continue
             index += 1
             left = arms if keeps is None or place < warmup else [arm for arm in arms if keeps(arm)]
+            if place >= warmup and self._new_shapes(1, [request], left):
+                yield from self._request(request, left, index, True, False)
             yield from self._request(request, left, index, index < warmup, index % phased_every == 0)
 
     def measure_sets(
@@ -117,9 +121,11 @@ class Bench:
         """
         if warmup and sets:
             short = RequestSet(sets[0].index, sets[0].requests[:batch])
+            memory = self._memory(arms, batch)
             load, self.load = self.load, replace(self.load, max_new=min(WARMUP_TOK, self.load.max_new))
             for arm in arms:
                 yield from self._serve(short, arm, batch, "bare", True)
+                self._recall(arm, batch, memory)
             self.load = load
         index = -1
         for each in sets:
@@ -127,9 +133,22 @@ class Bench:
                 continue
             index += 1
             memory = self._memory(arms, batch)
+            if self._new_shapes(batch, each.requests, arms):
+                for arm in arms:
+                    yield from self._serve(each, arm, batch, "bare", True)
             for arm, clock in _passes(arms, index, index % phased_every == 0):
                 self._recall(arm, batch, memory)
                 yield from self._serve(each, arm, batch, clock, False)
+
+    def _new_shapes(self, batch: int, requests: Sequence[EvalRequest], arms: Sequence[Arm]) -> bool:
+        """With fixed shapes: do these requests reach any that no timed run had? Capturing them must not be timed."""
+        if not self.target.fixed:
+            return False
+        past_end = self.load.max_new + max(arm.k for arm in arms)
+        found = {(batch, bucket(n)) for r in requests for n in range(len(r.ids), len(r.ids) + past_end + 1)}
+        new = found - self._shapes
+        self._shapes |= found
+        return bool(new)
 
     def decoder(self, arm: Arm, batch: int = 1) -> Decoder:
         """The arm's decoder at this batch; made when it is first asked for."""
@@ -172,6 +191,9 @@ class Bench:
             blank = self._blank(request, arm, clock, repeat, warmup)
             draft_ms = draft_prefill.get(arm.runner, 0.0)
             yield self._run(replace(blank, prefill_ms=prefill_ms, draft_prefill_ms=draft_ms), request, arm, hidden)
+        if warmup:  # it comes again, timed
+            for arm in memory:
+                self._recall(arm, 1, memory)
 
     @torch.inference_mode()
     def _prefill(self, runner: Runner, ids: Tensor) -> tuple[Tensor, float]:

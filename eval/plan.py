@@ -20,13 +20,14 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from distill.recipe import Recipe, dump, load_recipe
+from engine.costs import Costs
 from eval.plan_view import CONTEXTS, case_of_plan, load_table, tables, verdict, what_if_table
 from eval.whatif import parse
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True)
 
-# Loads at which the recipe's own shape is measured too: longer contexts at batch 1, more rows at the shortest.
+# Loads at which the recipe's own shape (of a race, its first) is measured too: longer contexts at batch 1, more rows at the shortest.
 LONG_CONTEXTS = (2048, 8192)
 BATCHES = (4, 16)
 
@@ -34,13 +35,15 @@ BATCHES = (4, 16)
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, measures, prints the plan."""
     parser = argparse.ArgumentParser(prog="python -m eval.plan", description=__doc__.split("\n")[0])
-    parser.add_argument("recipe", help="a recipe, such as recipes/code.yaml")
+    parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
     ask = "ask the cost model: draft=0.5 | alpha=0.8,k=4 | batch=16,context=8192 (may be repeated)"
     parser.add_argument("--what-if", action="append", default=[], metavar="NAME=VALUE,...", help=ask)
     parser.add_argument("--plan", type=Path, metavar="FILE", help="a plan.json to read in place of measuring")
     parser.add_argument("--check", action="store_true", help="check the recipe, measure nothing")
     args = parser.parse_intermixed_args(argv)
+    if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
+        parser.error("a recipe is needed, for example recipes/code.yaml")
     logging.basicConfig(
         level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )
@@ -117,7 +120,8 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
     target = load_model(found.folder, recipe.target.dtype, device)
     capacity = max(CONTEXTS) + 200
     runner = Runner(target, 1, capacity)
-    costs, shapes = [], []
+    costs: list[Costs] = []
+    shapes: list[dict[str, Any]] = []
     for name, config, head_rows in shapes_of(recipe, found.config):
         with torch.device(device):
             draft = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -125,7 +129,7 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
         size = param_counts(config, head_rows)
         log.info("measuring %s (%.1f M read a token)", name, size.read / 1e6)
         costs += measure_costs(runner, Runner(draft, 1, capacity, shortlist), recipe.eval.k, CONTEXTS, name=name)
-        if name == "recipe":
+        if not shapes:
             room = found.config.max_position_embeddings
             for contexts, batch in loads_of(recipe, room):
                 log.info("measuring %s at batch %d, contexts %s", name, batch, ", ".join(map(str, contexts)))
@@ -171,18 +175,19 @@ def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None]]:
     """(name, config, head rows) of the recipe's draft and of its neighbours in depth and head.
 
     Args:
-        recipe: its draft stage; a pretrained draft has its own config and no neighbours.
+        recipe: its draft stage; a pretrained draft has its own config and no neighbours; a race gives its candidates.
         config: the target's.
     """
-    from transformers import AutoConfig
-
-    from distill.models import resolve
+    from distill.models import load_config
     from distill.prune import layer_plan, pruned_config
 
     stage, rows = recipe.draft, recipe.draft.head.size
+    if stage.candidates is not None:
+        alone = [recipe.model_copy(update={"draft": draft}) for draft in stage.candidates]
+        return [(f"candidate {n}", *shapes_of(one, config)[0][1:]) for n, one in enumerate(alone)]
     if stage.kind == "pretrained":
         assert stage.model is not None
-        return [("recipe", AutoConfig.from_pretrained(resolve(stage.model)), rows)]
+        return [("recipe", load_config(stage.model), rows)]
     layers = layer_plan(config.num_hidden_layers, stage.layers, stage.num_layers)
     widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
     found = [("recipe", pruned_config(config, layers, *widths), rows)]

@@ -143,6 +143,12 @@ class RequestRow:
                 raise RowError(f"{self._where()}: {field.name} is {value!r}; it must be {field.type}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise RowError(f"{self._where()}: {field.name} is {value}; it must be finite")
+        for cycle in self.cycles:
+            if not isinstance(cycle, list | tuple) or [type(part) for part in cycle] != [int, int, int, bool]:
+                raise RowError(f"{self._where()}: a cycle is {cycle!r}; it must be [proposed, accepted, emitted, cut]")
+        for name, value in (self.phases_ms or {}).items():
+            if type(value) not in (int, float) or not math.isfinite(value):
+                raise RowError(f"{self._where()}: phases_ms has {name} = {value!r}; it must be a finite number")
         object.__setattr__(self, "cycles", tuple(Cycle(*cycle) for cycle in self.cycles))
         object.__setattr__(self, "tree", tuple(self.tree))
         self._check()

@@ -45,7 +45,7 @@ MIN_SETS = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, measures, reports."""
     parser = argparse.ArgumentParser(prog="python -m eval.run", description=__doc__.split("\n")[0])
-    parser.add_argument("recipe", help="a recipe, such as recipes/code.yaml")
+    parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
     parser.add_argument("--draft", action="append", type=Path, metavar="DIR", help="draft folder (default: the latest)")
     parser.add_argument("--out", type=Path, help="evaluation folder (default: eval/ beside the first draft)")
@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gate", action="store_true", help="exit 1 when the verdict is no-go")
     parser.add_argument("--check", action="store_true", help="check the recipe and the draft folders, measure nothing")
     args = parser.parse_intermixed_args(argv)
+    if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
+        parser.error("a recipe is needed, for example recipes/code.yaml")
     logging.basicConfig(
         level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )

@@ -55,6 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=440.0, help="seconds for everything")
     parser.add_argument("--rounds", type=int, default=9, help="measured cycles of each cost")
     args = parser.parse_args(argv)
+    if not 0 <= args.budget < float("inf"):
+        parser.error(f"--budget {args.budget}: a number of seconds, 0 or more")
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: at least 1")
+    try:
+        name, args.target = args.target, find(args)
+        prepare(args.out)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     start = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report: dict[str, Any] = {
@@ -69,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         },
         "num_threads": torch.get_num_threads(),
         "budget_s": args.budget,
-        "target": args.target,
+        "target": name,
         "draft": args.draft,
     }
 
@@ -83,11 +93,42 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{row['seconds']:7.1f} s  {row['status']:8}{name}  {row.get('reason', row.get('error', ''))}", flush=True
         )
 
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = run_parts(parts_for(args, device), args.budget, write)
     for problem in problems(rows):
         print(f"look at: {problem}")
     return 1 if problems(rows) else 0
+
+
+def prepare(out: Path) -> None:
+    """Makes the folder of the JSON file, and finds out that the file can be written before any work is done.
+
+    Raises:
+        ValueError: `out` is a folder.
+        OSError: it cannot be written.
+    """
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name a file in it, for example {out / 'check.json'}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.tmp")
+    temporary.write_text("", encoding="utf-8")
+    temporary.unlink()
+
+
+def find(args: argparse.Namespace) -> str:
+    """The target's folder ("none" stays), after a look at the draft's.
+
+    Raises:
+        ValueError: the target or the draft is not there, or is of a kind that cannot be used.
+    """
+    if args.draft is not None:
+        from distill.checkpoint import read_draft
+
+        read_draft(Path(args.draft))
+    if args.target == "none" or (Path(args.target) / "config.json").is_file():
+        return str(args.target)
+    from distill.models import resolve  # only a name needs what finds and converts checkpoints
+
+    return resolve(args.target)
 
 
 def parts_for(args: argparse.Namespace, device: torch.device) -> list[Part]:
@@ -159,26 +200,26 @@ def tiny_divergence(device: torch.device) -> list[dict[str, Any]]:
     return [{"drafter": "self", **compare_greedy(Runner(model, 1, 160), drafter, prompts, 4, new, graph)}]
 
 
-def load(args: argparse.Namespace, device: torch.device) -> tuple[str, PreTrainedModel, PreTrainedModel, Any]:
-    """The target's folder and model, a draft, and the draft's shortlist."""
-    folder = args.target
-    if not Path(folder).is_dir():
-        from distill.models import resolve  # only a name needs what finds and converts checkpoints
-
-        folder = resolve(args.target)
-    target = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+def load(args: argparse.Namespace, device: torch.device) -> tuple[PreTrainedModel, PreTrainedModel, Any]:
+    """The target, a draft, and the draft's shortlist."""
+    target = load_weights(args.target, device)
     if args.draft is None:
-        return folder, target, random_model(shallow(target.config), device, torch.bfloat16), None
+        return target, random_model(shallow(target.config), device, torch.bfloat16), None
     from distill.checkpoint import read_draft
 
-    draft = AutoModelForCausalLM.from_pretrained(args.draft, dtype=torch.bfloat16).to(device).eval()
-    return folder, target, draft, read_draft(args.draft).shortlist
+    return target, load_weights(args.draft, device), read_draft(Path(args.draft)).shortlist
+
+
+def load_weights(folder: str, device: torch.device) -> PreTrainedModel:
+    """A model in bf16, from safetensors only."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, use_safetensors=True)
+    return model.to(device).eval()
 
 
 def target_divergence(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     """The real target in bf16, with itself and with the draft as drafter."""
-    folder, target, draft, shortlist = load(args, device)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    target, draft, shortlist = load(args, device)
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
     prompts = [tokenizer(text).input_ids for text in TEXTS]
     graph, new, found = device.type == "cuda", 128 if device.type == "cuda" else 16, []
     runner = Runner(target, 1, 400)
@@ -191,7 +232,7 @@ def target_divergence(args: argparse.Namespace, device: torch.device) -> list[di
 
 def target_costs(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     """What a cycle of the real pair costs."""
-    _, target, draft, shortlist = load(args, device)
+    target, draft, shortlist = load(args, device)
     contexts = (128, 1024, 4096) if device.type == "cuda" else (128,)
     return pair_costs(target, draft, (1, 2, 4, 8), contexts, 1, args.rounds, "target", shortlist)
 

@@ -163,7 +163,7 @@ def check_generate(args: argparse.Namespace, prompts: list[list[int]], eos: Sequ
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["greedy", "baseline", "generate"])
     parser.add_argument("--target", default="smollm2-135m-instruct")
@@ -176,9 +176,30 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    args = parser.parse_args()
-    if args.num < 1 or args.max_new < 2:
-        parser.error(f"--num {args.num} and --max-new {args.max_new}: at least 1 prompt and 2 tokens are needed")
+    args = parser.parse_args(argv)
+    for name, least in (("num", 1), ("max_new", 2), ("max_prompt", 1), ("batch", 1), ("rounds", 1)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: at least {least}")
+    if wrong := [k for k in args.k if not 1 <= k <= 16]:
+        parser.error(f"--k {wrong[0]}: allowed are 1 to 16")
+    if args.what == "greedy" and args.draft is None:
+        parser.error("greedy needs --draft DIR: the draft that proposes")
+    try:
+        compare(args)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Reads the prompts, runs the check that was asked for and prints its figures as JSON.
+
+    Raises:
+        ValueError: the target, the draft or the prompts cannot be used.
+    """
+    if args.draft is not None:
+        read_draft(args.draft)
     args.target = resolve(args.target)
     tokenizer, model = load_tokenizer(args.target), load_model(args.target, "bfloat16")
     eos = eos_ids(model.config, model.generation_config, tokenizer)
@@ -189,13 +210,11 @@ def main() -> None:
     for domain in dict.fromkeys(p.domain for p in found):
         rows = (encode_prompt(tokenizer, list(p.messages)) for p in found if p.domain == domain)
         prompts += [ids for ids in rows if len(ids) <= args.max_prompt][: args.num]
+    if not prompts:
+        raise ValueError(f"--max-prompt {args.max_prompt}: no prompt is that short; raise it")
     check = {"greedy": check_greedy, "baseline": check_baseline, "generate": check_generate}[args.what]
     print(json.dumps(check(args, prompts, eos), indent=2))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())

@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from eval.markdown import render_markdown
+from eval.report import FORMAT
 
 START, END = "<!-- report -->", "<!-- /report -->"
+# What the text is made of, and the type of each in JSON.
+PARTS: dict[str, Any] = {
+    "counts": dict, "errors": list, "cells": list, "choice": dict, "verdict": dict, "provenance": dict,
+    "settings": dict, "drafts": list, "device": str | list | dict, "target": str | dict,
+}  # fmt: skip
 
 
-def main() -> None:
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    report = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    readme = Path(sys.argv[2] if len(sys.argv) > 2 else "README.md")
-    text = readme.read_text(encoding="utf-8")
-    before, rest = text.split(START, 1)
-    after = rest.split(END, 1)[1]
-    body = render_markdown(report).split("\n## Words", 1)[0]
+def read_report(path: Path) -> dict[str, Any]:
+    """Reads report.json.
+
+    Raises:
+        ValueError: not JSON, no report, or a report of another format.
+        OSError: it cannot be read.
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON, or cut: {error}") from error
+    if not isinstance(report, dict) or report.get("format") != FORMAT:
+        found = repr(report.get("format")) if isinstance(report, dict) else f"that of a {type(report).__name__}"
+        raise ValueError(f"{path}: format is {found}; this version reads reports of format {FORMAT}")
+    if wrong := [name for name, kind in PARTS.items() if not isinstance(report.get(name), kind)]:
+        raise ValueError(f"{path}: no whole report: {', '.join(wrong)} missing or of another type; make it again")
+    return report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.readme_report", description=(__doc__ or "").split(": ")[1])
+    parser.add_argument("report", type=Path, help="report.json of an evaluation")
+    parser.add_argument("readme", type=Path, nargs="?", default=Path("README.md"))
+    args = parser.parse_args(argv)
+    try:
+        report = read_report(args.report)
+        try:
+            body = render_markdown(report).split("\n## Words", 1)[0]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{args.report}: no whole report ({error!r}); make it again") from error
+        text = args.readme.read_text(encoding="utf-8")
+        if not 0 <= text.find(START) < text.find(END):
+            raise ValueError(f"{args.readme}: the markers {START} and {END} are not both there, in this order")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     # The report's own headings go two levels down, under the README's.
     body = "\n".join(f"##{line}" if line.startswith("#") else line for line in body.splitlines())
-    readme.write_text(f"{before}{START}\n\n{body.strip()}\n\n{END}{after}", encoding="utf-8")
+    before, rest = text.split(START, 1)
+    after = rest.split(END, 1)[1]
+    args.readme.write_text(f"{before}{START}\n\n{body.strip()}\n\n{END}{after}", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

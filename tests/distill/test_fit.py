@@ -142,6 +142,28 @@ def test_t42_bf16_and_two_interrupts(tmp_path: Path, t_tied: PreTrainedModel, da
     assert trail(tmp_path / "a") == trail(tmp_path / "b")
 
 
+def test_t42_muon_resumes_bit_for_bit(tmp_path: Path, t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    muon = recipe(STAGE.model_copy(update={"optimizer": "muon", "weight_decay": 0.1}))
+    train(tmp_path / "a", t_tied, dataset, muon)
+    with pytest.raises(Interrupted):
+        train(tmp_path / "b", t_tied, dataset, muon, SignalAt(7, signal.SIGTERM))
+    train(tmp_path / "b", t_tied, dataset, muon, attempt=1)
+    assert trail(tmp_path / "a") == trail(tmp_path / "b")
+    assert [row["step"] for row in rows(tmp_path / "a") if "loss" in row] == list(range(1, 21))  # one step each
+    first, second = (torch.load(tmp_path / f / "checkpoints" / "last.ckpt", weights_only=True) for f in "ab")
+    assert all(torch.equal(first["state_dict"][key], value) for key, value in second["state_dict"].items())
+    states = [saved["optimizer_states"][0]["state"] for saved in (first, second)]
+    assert {name for state in states[0].values() for name in state} == {
+        "momentum_buffer",
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+    }
+    assert all(torch.equal(states[0][i][name], states[1][i][name]) for i in states[0] for name in states[0][i])
+    losses = [row["loss"] for row in rows(tmp_path / "a") if "loss" in row]
+    assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
+
+
 def test_t44_a_cut_checkpoint_costs_only_its_steps(
     whole: Path, tmp_path: Path, t_tied: PreTrainedModel, dataset: ResponseDataset, caplog: pytest.LogCaptureFixture
 ) -> None:

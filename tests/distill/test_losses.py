@@ -13,7 +13,10 @@ from torch import Tensor
 
 from distill.acceptance import acceptance, summarise_target
 from distill.loss_block import argmax
-from distill.losses import IGNORE, LOSSES, LossError, check_losses, chunked_loss, divergence
+from distill.loss_reference import divergence
+from distill.loss_topk import top_k
+from distill.loss_weights import num_selected, select, survival_weights
+from distill.losses import IGNORE, LOSSES, LossError, check_losses, chunked_loss
 from distill.rows import draw_rows
 
 TOY_P = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log()
@@ -76,6 +79,11 @@ def test_t24_worked_values_of_the_divergences():
         assert divergence("jsd", TOY_P, TOY_Q, beta=beta).item() == pytest.approx(value, abs=1e-5)
     assert divergence("tv", TOY_P, TOY_Q).item() == pytest.approx(0.6)
     assert divergence("neg_log_alpha", TOY_P, TOY_Q).item() == pytest.approx(-torch.tensor(0.4).log().item())
+    # p > q at tokens 0 only, where q has .1: TV / sqrt(.1 * .9) = .6 / .3.
+    assert divergence("tv_pp", TOY_P, TOY_Q).item() == pytest.approx(2.0)
+    # alpha .4: w = exp(-3 * .4) = .30119; .30119 * 1.10187 + .69881 * .6.
+    assert divergence("kl_tv", TOY_P, TOY_Q).item() == pytest.approx(0.75115, abs=1e-5)
+    assert divergence("kl_tv", TOY_P, TOY_Q, eta=0.0).item() == pytest.approx(1.10187, abs=1e-5)
     assert divergence("cross_entropy", TOY_P, TOY_Q).item() == pytest.approx(-torch.tensor(0.1).log().item())
 
 
@@ -166,7 +174,8 @@ def test_gradcheck_against_finite_differences_and_the_plain_reference(name, temp
             0
         ]
 
-    assert torch.autograd.gradcheck(value, (case["hidden_draft"], case["weight_draft"]))
+    if name not in ("tv_pp", "kl_tv"):  # parts of these are not differentiated, so they have no finite difference
+        assert torch.autograd.gradcheck(value, (case["hidden_draft"], case["weight_draft"]))
     loss, want = (
         value(case["hidden_draft"], case["weight_draft"]),
         plain_loss(case, weights, 10, shift=shift, **settings),
@@ -219,6 +228,34 @@ print(run(4096) - small)
     assert int(done.stdout) < 150
 
 
+def test_t27_a_vocabulary_of_152k_stays_under_2_3_gb():
+    """8,192 positions of 151,936 rows in bf16 products: one float32 copy of the logits alone would be 4.6 GiB.
+
+    The peak of a process of its own over what its inputs take, the gradient of the head (float32) included.
+    """
+    program = """
+import resource, torch
+from distill.losses import chunked_loss
+torch.set_num_threads(2)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+rows, width = 151_936, 16
+head = torch.full((rows, width), 0.01).requires_grad_()
+hidden = torch.randn(8192, width, requires_grad=True)
+target_head, target = torch.rand(rows, width).bfloat16(), torch.randn(8192, width)
+labels = torch.zeros(8192, dtype=torch.long)
+before = peak()
+with torch.autocast("cpu", torch.bfloat16):
+    loss, _ = chunked_loss(hidden, head, target, target_head, labels, {"forward_kl": 1.0}, 8192, chunk_tok=1024)
+loss.backward()
+print(peak() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 2.3e9
+
+
 def test_autocast_multiplies_in_bf16_and_keeps_float32_gradients():
     case = make_case(positions=64, rows=128, dtype=torch.float32)
     exact = plain_loss(case, {"forward_kl": 1.0}, 64)
@@ -241,6 +278,130 @@ def test_disjoint_distributions_stay_finite():
         loss, _ = chunked_loss(**case, weights={name: 1.0}, denominator=4)
         assert torch.isfinite(loss), name
         assert all(torch.isfinite(grad).all() for grad in gradients(loss, case)), name
+
+
+def test_tv_pp_is_the_policy_gradient_with_the_normalised_reward():
+    """- E_q[A grad log q] with A = (r - mean) / std, and E_q[A^2] = 1: written without any divergence."""
+    generator = torch.Generator().manual_seed(8)
+    y, z = (torch.randn(9, 30, generator=generator, dtype=torch.float64) for _ in range(2))
+    p, q = y.softmax(-1), z.softmax(-1)
+    reward = (p > q).double()
+    mean = (q * reward).sum(-1, keepdim=True)
+    advantage = (reward - mean) / (mean * (1 - mean)).sqrt()
+    torch.testing.assert_close((q * advantage.square()).sum(-1), torch.ones(9, dtype=torch.float64))
+    z.requires_grad_()
+    policy = torch.autograd.grad(-(q * advantage * z.log_softmax(-1)).sum(), z)[0]
+    ours = torch.autograd.grad(divergence("tv_pp", y, z).sum(), z)[0]
+    torch.testing.assert_close(ours, policy, rtol=1e-10, atol=1e-12)
+
+
+def test_kl_tv_turns_from_the_kl_to_the_tv_as_acceptance_grows():
+    """Gradient at a position: w KL' + (1 - w) TV', with nothing from w itself."""
+    generator = torch.Generator().manual_seed(9)
+    y = torch.randn(6, 20, generator=generator, dtype=torch.float64)
+    z = (y + torch.linspace(0, 3, 6)[:, None] * torch.randn(6, 20, generator=generator)).double().requires_grad_()
+    parts = {name: torch.autograd.grad(divergence(name, y, z).sum(), z)[0] for name in ("forward_kl", "tv", "kl_tv")}
+    for eta in (0.0, 3.0, 50.0):
+        weight = (-eta * (1 - divergence("tv", y, z).detach())).exp()[:, None]
+        found = torch.autograd.grad(divergence("kl_tv", y, z, eta=eta).sum(), z)[0]
+        torch.testing.assert_close(found, weight * parts["forward_kl"] + (1 - weight) * parts["tv"])
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 50])
+def test_survival_weights_come_from_the_calls_own_acceptance(chunk):
+    case = make_case()
+    place = torch.cat([torch.arange(n) for n in (20, 1, 29)])
+    y, z = case["hidden_target"] @ case["weight_target"].T, case["hidden_draft"] @ case["weight_draft"].T
+    accept = torch.minimum(y.softmax(-1), z.softmax(-1)).sum(-1).detach()
+    expected = torch.empty(50, dtype=torch.float64)
+    for t in range(50):
+        m = min(3, int(place[t]) + 1)
+        expected[t] = sum(accept[t - j : t].prod() for j in range(m)) / m
+    torch.testing.assert_close(survival_weights(accept, place, 3), expected)
+    assert torch.equal(survival_weights(accept, place, 1), torch.ones(50, dtype=torch.float64))
+    loss, stats = chunked_loss(**case, weights={"tv": 1.0}, denominator=50, chunk_tok=chunk, survival_k=3, place=place)
+    want = (divergence("tv", y, z) * expected).sum() / 50
+    torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(stats.loss, divergence("tv", y, z).detach())
+    for got, grad in zip(gradients(loss, case), gradients(want, case)):
+        torch.testing.assert_close(got, grad)
+    with pytest.raises(LossError, match="survival_k 3 needs the place"):
+        chunked_loss(**case, weights={"tv": 1.0}, denominator=50, survival_k=3)
+
+
+def test_survival_weights_are_the_chance_of_a_live_prefix():
+    """Acceptance .5, blocks of 2: behind the first token, half of the blocks' second places are alive."""
+    weights = survival_weights(torch.full((4,), 0.5), torch.tensor([0, 1, 2, 0]), 2)
+    assert weights.tolist() == [1.0, 0.75, 0.75, 1.0]
+
+
+def test_selection_keeps_the_largest_gap_to_the_reference():
+    loss, reference = torch.tensor([1.0, 3.0, 3.0, 0.5, 2.0]), torch.tensor([0.9, 1.0, 2.9, 0.5, 0.0])
+    assert select(loss, reference, 0.4).tolist() == [1, 4]
+    assert select(loss, reference, 0.41).tolist() == [0, 1, 4]  # of equal gaps (.1) the earlier one
+    assert select(loss, reference, 1.0).tolist() == [0, 1, 2, 3, 4]
+    assert num_selected(1, 0.01) == 1
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("cap", [None, 4.0])
+def test_top_k_of_every_row_is_the_loss_itself(name, cap):
+    case = make_case(positions=40, rows=37)
+    case["labels"][5] = IGNORE
+    want = plain_loss(case, {name: 0.7}, 39, softcaps=(cap, cap))
+    few = top_k(case["hidden_target"], case["weight_target"], 37, cap, chunk_tok=7)
+    assert few.ids.dtype == torch.int32 and torch.isinf(few.log_p[:, -1]).all()
+    arguments = case | {"hidden_target": few, "weight_target": None}
+    loss, stats = chunked_loss(**arguments, weights={name: 0.7}, denominator=39, chunk_tok=16, softcaps=(cap, cap))
+    torch.testing.assert_close(loss, want, rtol=1e-10, atol=1e-12)
+    for got, grad in zip(gradients(loss, case), gradients(want, case)):
+        torch.testing.assert_close(got, grad, rtol=1e-8, atol=1e-10)
+    full = chunked_loss(**case, weights={name: 0.7}, denominator=39, softcaps=(cap, cap))[1]
+    torch.testing.assert_close(stats.alpha_sum, full.alpha_sum)
+    assert stats.match_sum == full.match_sum
+
+
+@pytest.mark.parametrize("k", [1, 4, 20])
+def test_top_k_falls_short_by_no_more_than_what_is_stated(k):
+    case = make_case(positions=60)
+    y, z = case["hidden_target"] @ case["weight_target"].T, case["hidden_draft"] @ case["weight_draft"].T
+    p, q = y.softmax(-1), z.softmax(-1).detach()
+    few = top_k(case["hidden_target"], case["weight_target"], k)
+    torch.testing.assert_close(few.log_p.exp().sum(-1), torch.ones(60, dtype=torch.float64))
+    rest = torch.ones_like(p).scatter_(-1, few.ids.long(), 0)
+    mass_p, mass_q = (p * rest).sum(-1), (q * rest).sum(-1)
+    inside = (p * rest) * ((p / mass_p[:, None]).log() - (q / mass_q[:, None]).log())
+    gap = {"forward_kl": inside.sum(-1), "tv": torch.minimum(mass_p, mass_q)}
+    arguments = case | {"hidden_target": few, "weight_target": None}
+
+    def lumped(name: str) -> tuple[Tensor, Tensor]:
+        loss, stats = chunked_loss(**arguments, weights={name: 1.0}, denominator=60, chunk_tok=16)
+        return loss, stats.loss
+
+    for name in ("forward_kl", "reverse_kl", "jsd", "tv", "neg_log_alpha"):
+        assert (lumped(name)[1] <= divergence(name, y, z).detach() + 1e-12).all(), name
+    whole = {name: divergence(name, y, z).detach() for name in gap}
+    torch.testing.assert_close(lumped("forward_kl")[1], whole["forward_kl"] - gap["forward_kl"])
+    assert (lumped("tv")[1] >= whole["tv"] - gap["tv"] - 1e-12).all()
+    assert lumped("cross_entropy")[1].mean().item() == pytest.approx(divergence("cross_entropy", y, z).mean().item())
+    # The gradient, against autograd over the k + 1 categories.
+    log_q = z.log_softmax(-1)
+    categories = torch.cat(
+        [log_q.gather(-1, few.ids.long()), log_q.masked_fill(rest == 0, -torch.inf).logsumexp(-1, keepdim=True)], -1
+    )
+    for name in ("forward_kl", "reverse_kl", "jsd", "tv", "tv_pp", "neg_log_alpha", "kl_tv"):
+        want = divergence(name, few.log_p, categories).sum() / 60
+        got = gradients(lumped(name)[0], case)
+        for one, other in zip(got, torch.autograd.grad(want, list(case.values())[:2], retain_graph=True)):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_top_k_goes_with_temperature_1_and_every_row():
+    case = make_case()
+    arguments = case | {"hidden_target": top_k(case["hidden_target"], case["weight_target"], 3), "weight_target": None}
+    for extra in ({"temperature": 2.0}, {"row_logit_shift": torch.zeros(37)}):
+        with pytest.raises(LossError, match="temperature 1 and every row"):
+            chunked_loss(**arguments, weights={"tv": 1.0}, denominator=1, **extra)
 
 
 def test_position_weights_and_a_frozen_head():
@@ -324,7 +485,7 @@ def test_a_draft_equal_to_its_target_has_no_gradient_for_any_draw():
     rows = draw_rows(torch.arange(64), torch.randint(512, (20,), generator=generator), 512, 64, generator)
     draft = hidden.clone().requires_grad_()
     args = (draft, head[rows.ids], hidden, head[rows.ids], rows.labels)
-    for name in ("forward_kl", "reverse_kl", "jsd", "tv", "neg_log_alpha"):
+    for name in ("forward_kl", "reverse_kl", "jsd", "tv", "tv_pp", "neg_log_alpha", "kl_tv"):
         loss, stats = chunked_loss(*args, {name: 1.0}, 20, row_logit_shift=rows.shift)
         assert abs(loss.item()) < 1e-5
         assert torch.autograd.grad(loss, draft)[0].abs().max() < 1e-6

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from distill.losses import divergence
-from distill.module import DraftModule, TrainingDiverged, learning_rate
+from distill.loss_reference import divergence
+from distill.module import DraftModule, TrainingDiverged
+from distill.optimizers import learning_rate
 from distill.schema import Distill
 from distill.shape import low_rank_factors
 from distill.teacher import Batch, ResponseDataset
@@ -204,6 +205,76 @@ def test_norms_are_not_decayed(t_tied: PreTrainedModel) -> None:
     decay = {id(value): group["weight_decay"] for group in groups for value in group["params"]}
     for name, value in module.named_parameters():
         assert decay[id(value)] == (0.0 if "norm" in name or name.endswith("bias") else 0.1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_muon_takes_the_matrices_and_adamw_the_tables(tied: bool, t_tied: PreTrainedModel) -> None:
+    module = make_module(t_tied, Distill(optimizer="muon"), small_draft(tied))
+    optimizer = module.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    muon = {id(value) for group in optimizer.param_groups if "momentum" in group for value in group["params"]}
+    every = [id(value) for group in optimizer.param_groups for value in group["params"]]
+    assert sorted(every) == sorted(id(value) for value in module.parameters())
+    for name, value in module.named_parameters():
+        assert (id(value) in muon) == ("layers" in name and value.dim() == 2), name
+
+
+def test_a_live_target_and_cached_states_give_one_gradient(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    window, kept = [dataset.collate([0, 1]), dataset.collate([5])], {}
+    for name, live in (("hidden", None), ("live", copy.deepcopy(t_tied))):
+        module = make_module(t_tied, Distill(grad_clip=0.0), live=live)
+        kept[name] = []
+        module.configure_optimizers = lambda: Recorder(module, kept[name])  # type: ignore[assignment, method-assign]  # noqa: B023
+        run(module, [window])
+        assert not any("live" in key or "frozen" in key for key in module.state_dict())
+    # The cached states are bf16.
+    difference = (kept["live"][0] - kept["hidden"][0]).norm() / kept["hidden"][0].norm()
+    assert 0 < difference < 0.01
+
+
+def test_a_reference_selects_the_positions_and_the_denominator(
+    t_tied: PreTrainedModel, dataset: ResponseDataset
+) -> None:
+    """Half of each micro-batch, by the gap to the reference; each kept token counts once over the window."""
+    window, reference = [dataset.collate([0, 1]), dataset.collate([5, 6])], make_target(make_config(layers=2), seed=8)
+    stage, kept = Distill(reference="somewhere", select_frac=0.5, grad_clip=0.0), []
+    module = make_module(t_tied, stage, reference=reference)
+    plain, head = copy.deepcopy(module.draft), t_tied.get_output_embeddings().weight.detach()
+    total, count = torch.zeros(()), 0
+    for batch in window:
+        at = batch.positions[:, 0], batch.positions[:, 1]
+        target = batch.hidden_target.float() @ head.T
+        ours = divergence("forward_kl", target, plain(batch.input_ids).logits[at])
+        with torch.no_grad():
+            theirs = divergence("forward_kl", target, reference(batch.input_ids).logits[at])
+        best = (ours - theirs).detach().argsort(descending=True)[: -(-len(ours) // 2)]
+        total, count = total + ours[best].sum(), count + len(best)
+    (total / count).backward()
+    module.configure_optimizers = lambda: Recorder(module, kept)  # type: ignore[assignment, method-assign]
+    run(module, [window])
+    torch.testing.assert_close(kept[0], plain.model.embed_tokens.weight.grad, rtol=1e-4, atol=1e-5)
+    assert module.taken["loss"] == pytest.approx(total.item() / count, rel=1e-5)
+    assert module.taken["num_trained"] == count < module.taken["num_tok"] == sum(len(b.labels) for b in window)
+
+
+def test_survival_weights_know_where_answers_begin(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    batch = dataset.collate([0, 3, 5])
+    assert batch.place.tolist() == [*range(3), *range(11), *range(1)]
+    module = make_module(t_tied, Distill(survival_k=4))
+    run(module, [[batch]])
+    plain = make_module(t_tied, Distill())
+    run(plain, [[batch]])
+    assert 0.25 * plain.taken["loss"] <= module.taken["loss"] < plain.taken["loss"]
+
+
+def test_t20_dropped_rows_leave_finite_weights(t_tied: PreTrainedModel, tmp_path: Path) -> None:
+    """An empty answer, a prompt that fills the row, and a normal one."""
+    data = ResponseDataset(write_answers(tmp_path / "a", t_tied, [(8, 0), (64, 5), (9, 4)]), max_length=64)
+    assert len(data) == 1 and sum(data.num_dropped.values()) == 2
+    module = make_module(t_tied, Distill())
+    run(module, [[data.collate([0])]] * 3)
+    assert all(torch.isfinite(value).all() for value in module.parameters())
+    assert module.taken["num_tok"] == 4
 
 
 def test_low_rank_head_is_folded_on_export(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:

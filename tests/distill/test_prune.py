@@ -112,6 +112,28 @@ def test_t62_bad_layer_counts_are_refused(count, message):
         layer_plan(6, num_layers=count)
 
 
+def test_layers_are_chosen_by_influence_or_from_the_ends():
+    scores = torch.tensor([0.9, 0.2, 0.1, 0.2, 0.05, 0.5])
+    assert layer_plan(6, num_layers=3, choose="influence", influence=scores) == [0, 1, 5]  # of equal ones the first
+    assert layer_plan(6, num_layers=5, choose="influence", influence=scores) == [0, 1, 2, 3, 5]
+    assert layer_plan(30, num_layers=3, choose="ends") == [0, 1, 29]
+    assert layer_plan(30, num_layers=1, choose="ends") == [0]
+
+
+def test_the_layer_that_does_least_goes_first():
+    """Block influence of layers whose writes are scaled: the removal of the weakest changes the output least."""
+    target = make_model("llama")
+    with torch.no_grad():
+        for number, scale in enumerate((1.0, 1e-3, 1.0, 1.0, 1e-4, 1.0)):
+            target.model.layers[number].self_attn.o_proj.weight.mul_(scale)
+            target.model.layers[number].mlp.down_proj.weight.mul_(scale)
+    importance = measure_importance(target, [torch.randint(4, 96, (2, 30))])
+    kept = layer_plan(6, num_layers=4, choose="influence", influence=importance.influence)
+    assert kept == [0, 2, 3, 5]
+    draft = build(*prune(target.config, target.state_dict(), kept))
+    assert (logits(draft) - logits(target)).abs().mean() < 0.02 < 0.1 * logits(target).abs().mean()
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_type_is_cut_to_a_model_that_stock_classes_load(kind, tied, tmp_path):

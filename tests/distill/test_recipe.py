@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -166,6 +167,26 @@ def test_t62_training_and_held_out_files_must_differ(tmp_path: Path) -> None:
     )
     fine = load_recipe(write(tmp_path, SMALL), ["traffic.train=a/b", "traffic.heldout=a/b"])
     assert fine.traffic.split_heldout == "test"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "loss"),
+    [
+        ([], {"forward_kl": 1.0}),
+        (["distill.objective=greedy"], {"forward_kl": 1.0, "cross_entropy": 0.5}),
+        (["distill.objective=sampling"], {"kl_tv": 1.0}),
+        (["distill.objective=sampling", "distill.loss={tv: 2.0}"], {"tv": 2.0}),
+    ],
+)
+def test_the_objective_names_losses_only_where_none_are_given(
+    overrides: list[str], loss: dict[str, float], tmp_path: Path
+) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL), overrides)
+    assert recipe.distill.loss == loss
+    assert json.loads(dump(recipe))["distill"]["loss"] == loss
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(tmp_path, SMALL), ["distill.objective=speed"])
+    assert len(caught.value.problems) == 1  # the loss that depends on it is no second mistake
 
 
 def test_all_mistakes_come_in_one_message(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from distill.recipe import Responses
 from distill.responses import ResponsesError, load_rows, loops, write_responses
+from distill.teacher import ResponseDataset
 from distill.traffic import Prompt
 from tests.conftest import make_target, make_tokenizer
 
@@ -73,6 +74,47 @@ def test_hidden_states_predict_the_answers(tmp_path: Path, source: str) -> None:
         assert {r.temperature for r in rows} == {0.0, 0.9}
 
 
+def test_a_chat_of_several_turns_is_all_prompt_and_its_last_answer_alone_is_learnt(tmp_path: Path) -> None:
+    """The template's own text up to the generation prompt is read; what the target then writes is supervised."""
+    turns = [("system", "Be brief."), ("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
+    messages = tuple({"role": role, "content": text} for role, text in [*turns, ("user", "five")])
+    tokenizer, stage = make_tokenizer(), Responses(max_new_tok=20, batch_size=2, temperatures=(0.0,), loop_repeats=0)
+    chats = [Prompt("chat", "qa", messages, None, "t"), Prompt("short", "qa", messages[-1:], None, "t")]
+    write_responses(tmp_path, make_target(), tokenizer, chats, stage, 3, EOS, "hash", 200)
+    for row in load_rows(tmp_path):
+        given = messages if row.id == "chat" else messages[-1:]
+        text = tokenizer.apply_chat_template(list(given), add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(row.prompt_ids) == text
+        assert text.count("<|im_end|>") == len(given) and text.endswith("<|im_start|>assistant\n")
+    dataset = ResponseDataset(tmp_path, max_length=200)
+    batch = dataset.collate([0, 1])
+    assert len(batch.labels) == sum(len(row.answer_ids) for row in dataset.rows)
+    for number, row in enumerate(dataset.rows):
+        own = batch.positions[:, 0] == number
+        # The last prompt token predicts the first answer token, the last but one answer token the last.
+        first = len(row.prompt_ids) - 1
+        assert batch.positions[own, 1].tolist() == list(range(first, first + len(row.answer_ids)))
+        assert batch.labels[own].tolist() == row.answer_ids
+
+
+def test_a_capped_loop_does_not_inflate_what_is_learnt(tmp_path: Path) -> None:
+    """Rows that loop are kept up to the cap and counted; with loop_repeats 0 the same prompts run to the limit."""
+    target = make_target()
+    with torch.no_grad():
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    total = {}
+    for repeats in (4, 0):
+        stage = Responses(max_new_tok=100, batch_size=4, temperatures=(0.0,), loop_repeats=repeats)
+        folder = tmp_path / str(repeats)
+        manifest = write_responses(folder, target, make_tokenizer(), prompts(6), stage, 0, (1,), "hash", 200)
+        total[repeats] = sum(len(row.answer_ids) for row in load_rows(folder))
+        assert sum(shard["looped"] for shard in manifest["shards"]) == (6 if repeats else 0)
+        assert sum(shard["truncated"] for shard in manifest["shards"]) == (0 if repeats else 6)
+    assert total[4] <= 6 * 25 < total[0] == 600
+
+
 def test_an_interrupted_generation_resumes_and_gives_the_same_answers(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     write(whole)
@@ -119,6 +161,11 @@ def test_a_cut_shard_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-30])
     with pytest.raises(ResponsesError, match=r"rows-00001\.jsonl:5 is no response row"):
         load_rows(tmp_path)
+    write(tmp_path / "again")
+    other = tmp_path / "again" / "rows-00001.jsonl"
+    other.write_text(other.read_text().replace('"prompt_ids": [', '"prompt_ids": [9', 1))
+    with pytest.raises(ResponsesError, match=r"rows-00001\.jsonl is cut or was changed"):
+        load_rows(tmp_path / "again")
     path.unlink()
     with pytest.raises(ResponsesError, match=r"rows-00001\.jsonl is missing"):
         load_rows(tmp_path)

@@ -13,9 +13,14 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from distill.losses import chunked_loss, divergence
-from distill.responses import FORMAT
-from distill.teacher import BatchPlan, ResponseDataset, TeacherError, Windows
+from distill.loss_reference import divergence
+from distill.losses import chunked_loss
+from distill.prompt import Prompt
+from distill.recipe import Responses
+from distill.responses import FORMAT, write_responses
+from distill.teacher import Batch, BatchPlan, ResponseDataset, TeacherError, Windows
+from distill.teacher_topk import write_topk
+from tests.conftest import CHATML, make_target, make_tokenizer
 
 
 def write_folder(
@@ -198,6 +203,60 @@ def test_t21_rows_side_by_side_are_as_good_as_alone(tmp_path, t_tied):
         return chunked_loss(states, head, batch.hidden_target, head, batch.labels, {"forward_kl": 1.0}, 1)[0].item()
 
     assert loss([0, 1, 2]) == pytest.approx(loss([0]) + loss([1]) + loss([2]), abs=1e-4)
+
+
+def test_t21_the_trials_rows_side_by_side_and_alone(t_tied):
+    """[1,2,3] and [4,5,6,7,8], every token supervised: sums of token losses within 1e-5."""
+    texts = [torch.arange(1, 4), torch.arange(4, 9)]
+
+    def loss(rows: list[torch.Tensor]) -> float:
+        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+        at = [(number, t) for number, row in enumerate(rows) for t in range(len(row) - 1)]
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = row
+        positions = torch.tensor(at)
+        batch = Batch(ids, positions, torch.cat([row[1:] for row in rows]), torch.empty(len(at), 0), (0,))
+        with torch.no_grad():
+            logits = t_tied(batch.input_ids).logits[positions[:, 0], positions[:, 1]]
+        return torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum").item()
+
+    alone = loss(texts[:1]) + loss(texts[1:])
+    assert loss(texts) == pytest.approx(alone, rel=1e-5)
+
+
+def test_t07_the_answer_and_its_end_are_supervised_and_nothing_else(tmp_path):
+    """Also with a template that writes a think block: what serving writes itself is prompt."""
+    think = CHATML.replace("<|im_start|>assistant\n'", "<|im_start|>assistant\n<think>\n</think>\n'")
+    for number, template in enumerate((CHATML, think)):
+        tokenizer = make_tokenizer(template=template)
+        prompt = Prompt("a", "code", ({"role": "user", "content": "Say it"},), "four of them", "test")
+        stage = Responses(source="reference", max_new_tok=20)
+        write_responses(tmp_path / str(number), make_target(), tokenizer, [prompt], stage, 0, (1,), "sha", 100)
+        batch = ResponseDataset(tmp_path / str(number), max_length=200).collate([0])
+        answer = tokenizer("four of them", add_special_tokens=False)["input_ids"]
+        assert batch.labels.tolist() == [*answer, 1]
+        assert ("</think>" in tokenizer.decode(batch.input_ids[0])) == (number == 1)
+
+
+@pytest.mark.parametrize("k", [3, 512])
+def test_top_k_shards_stand_beside_the_states(tmp_path, t_tied, k):
+    folder = write_folder(tmp_path, [(3, 4), (5, 1), (2, 6), (4, 3), (1, 2)], t_tied)
+    head = t_tied.lm_head.weight.detach()
+    write_topk(folder, head, k)
+    states, few = ResponseDataset(folder, 64), ResponseDataset(folder, 64, topk=True)
+    ours, theirs = few.collate([4, 0, 1]), states.collate([4, 0, 1])
+    assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.labels, theirs.labels)
+    assert ours.hidden_target.shape == (7, 0) and theirs.topk is None
+    log_p = (theirs.hidden_target.float() @ head.T).log_softmax(-1)
+    assert ours.topk.ids.shape == (7, k)
+    torch.testing.assert_close(ours.topk.log_p[:, :-1], log_p.gather(-1, ours.topk.ids.long()), rtol=1e-4, atol=1e-4)
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("topk-*")}
+    write_topk(folder, head, k)
+    assert len(before) == 2 and {path: path.stat().st_mtime_ns for path in before} == before
+    write_topk(folder, head, 2)
+    assert ResponseDataset(folder, 64, topk=True)[0].topk.ids.shape == (4, 2)
+    with pytest.raises(ValueError, match="teacher_topk = 513"):
+        write_topk(folder, head, 513)
 
 
 def test_cached_states_and_head_are_the_live_target(tmp_path, t_tied):

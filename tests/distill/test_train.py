@@ -240,7 +240,10 @@ def test_check_validates_without_torch() -> None:
         (["draft.size_frac=[0.01, 0.02]"], "draft.size_frac"),
         (["draft.head={kind: shortlist, size: 600}", "draft.size_frac=[0, 1]"], "600"),
         (["draft.layers=[0, 9]", "draft.num_layers=null"], "9"),
-        (["trainer.devices=2"], "trainer.devices"),
+        (["trainer.num_nodes=2"], "trainer.num_nodes"),
+        (["trainer.devices=2", "trainer.strategy=fsdp"], "trainer.strategy = 'fsdp'"),
+        (["distill.teacher=topk"], "distill.teacher"),
+        (["distill.reference=/nowhere/at/all"], "/nowhere/at/all: no config.json"),
         (["distill.learing_rate=1.0"], "learing_rate"),
         (["target.model=/nowhere/at/all"], "/nowhere/at/all"),
     ],
@@ -280,6 +283,37 @@ def test_other_heads_and_a_pretrained_draft(head: str, world: Path, tmp_path: Pa
         left, right = draft.factors
         torch.testing.assert_close(model.lm_head.weight, left @ right, rtol=1e-4, atol=1e-4)
     assert not list(newest(tmp_path).glob("wandb"))
+
+
+def test_layers_by_influence_and_a_bridge_start_a_draft(world: Path, tmp_path: Path) -> None:
+    extra = ["draft.choose=influence", "draft.bridge=true", "distill.max_steps=3", "track.mode=disabled"]
+    assert main([str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", *extra]) == 0
+    meta = read_draft(newest(tmp_path) / "draft").meta
+    assert len(meta["layers"]) == 2
+    assert meta["bridge"]["error_after"] < meta["bridge"]["error_before"]
+    assert meta["bridge"]["num_tok"] > 100
+
+
+def test_the_teachers_give_one_draft(world: Path, tmp_path: Path) -> None:
+    """Cached states, the live target and top-k with k = V: the same losses and weights, to the states' bf16."""
+    rows = {}
+    for teacher in ("hidden", "live", "topk"):
+        stage = [f"distill.teacher={teacher}", "distill.teacher_topk=512", "draft.head={kind: full}"]
+        extra = ["distill.max_steps=5", "track.mode=disabled", f"output_dir={tmp_path}/{teacher}/runs"]
+        assert main([str(world / "recipe.yaml"), *stage, *extra]) == 0
+        run = newest(tmp_path / teacher)
+        rows[teacher] = [row["loss"] for row in train_rows(run) if "loss" in row]
+        assert (run / "responses" / "topk-00000.safetensors").exists() == (teacher == "topk")
+    assert rows["topk"] == pytest.approx(rows["hidden"], rel=1e-4)
+    assert rows["live"] == pytest.approx(rows["hidden"], rel=5e-3)
+
+
+def test_a_finished_draft_can_select_the_tokens_of_the_next(run: Path, world: Path, tmp_path: Path) -> None:
+    extra = [f"distill.reference={run}/draft", "distill.max_steps=3", "track.mode=disabled"]
+    assert main([str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", *extra]) == 0
+    for row in (row for row in train_rows(newest(tmp_path)) if "loss" in row):
+        assert row["num_trained"] < row["num_tok"]
+        assert row["reference_ms"] > 0
 
 
 def test_t01_a_draft_with_more_rows_learns_the_shared_ones(world: Path, tmp_path: Path) -> None:

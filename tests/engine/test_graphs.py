@@ -21,6 +21,7 @@ from engine.graphs import HostCopy, Step, check_graph, rope_types
 from engine.kernels import BLOCKS, CHUNK, _flex, check_kernel, chunk_of, part_mask, split_attention
 from engine.model import Runner
 from engine.request import Answer, Request
+from engine.ring import Ring
 from engine.speculate import Decoder
 from engine.warp import Warp, draws_of
 from tests.engine.test_speculate import DRAFTS, TARGET, VOCAB, noisy, plain_greedy, tiny
@@ -152,7 +153,7 @@ def test_rows_beyond_the_batch_do_not_grow() -> None:
 
 
 def test_fixed_shapes_draw_the_same_samples() -> None:
-    """A row beyond the batch and a wider extent change no sample; k kept to the end may only change the last ones."""
+    """A row beyond the batch, a wider extent and k kept to the end change no sample."""
     ids = tuple(range(1, 9))
 
     def answers(fixed: bool, k: int) -> list[list[int]]:
@@ -163,8 +164,7 @@ def test_fixed_shapes_draw_the_same_samples() -> None:
         return [found[f"r{i}"] for i in range(3)]
 
     assert answers(True, 0) == answers(False, 0)
-    for fixed, plain in zip(answers(True, 3), answers(False, 3), strict=True):
-        assert fixed[: 25 - 4] == plain[: 25 - 4]
+    assert answers(True, 3) == answers(False, 3)
 
 
 # -- nothing in a captured function waits for the device --------------------------------------------------------------
@@ -231,9 +231,9 @@ def test_steps_do_not_wait_on_a_cpu(
 @pytest.mark.parametrize("draws,warp", SETTINGS)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("k", [0, 4])
-@pytest.mark.parametrize("attention", ["sdpa", "split"])
+@pytest.mark.parametrize("attention,recent", [("sdpa", None), ("split", None), ("split", 500)])
 def test_steps_do_not_need_a_value_off_the_cpu(
-    draws: str, warp: Warp | None, batch: int, k: int, attention: str
+    draws: str, warp: Warp | None, batch: int, k: int, attention: str, recent: int | None
 ) -> None:
     """The branches that a GPU takes, on the meta device: shapes but no values, so whatever asks for one raises."""
     config = LlamaConfig(
@@ -242,7 +242,8 @@ def test_steps_do_not_need_a_value_off_the_cpu(
     )  # fmt: skip
     with torch.device("meta"), torch.inference_mode():
         models = [LlamaForCausalLM(copy.deepcopy(config)).bfloat16().eval() for _ in range(2)]
-        target, draft = (Runner(m, batch, n, attention=attention, fixed=True) for m, n in zip(models, (1000, 600)))
+        target = Runner(models[0], batch, 1000, attention=attention, fixed=True)
+        draft = Runner(models[1], batch, 600, attention=attention, fixed=True, recent=recent)
         assert target.slab.capacity == 1024 and draft.slab.capacity == 768
         drafter = ModelDrafter(draft, warp=warp)
         decoder = Decoder(target, (), drafter if k else None, k, top_p=0.9, top_k=5)
@@ -258,7 +259,7 @@ def test_steps_do_not_need_a_value_off_the_cpu(
         hidden, logits = decoder._run_target(target.extent(300 + k, 300 + k), last, length, tokens)
         assert logits.shape == (batch, k + 1, 320) and logits.device.type == "meta"
         drawn = torch.arange(0 if draws == "greedy" else batch)
-        state = last, length, temperature, keys, torch.ones_like(keys), drawn
+        state = last, length, temperature, keys, torch.ones_like(keys), length + 9, drawn
         (result,) = decoder._run_accept(draws, logits, *state, tokens, q, None, None)
         assert result.shape == (batch, k + 3) and hidden.shape == (batch, k + 1, 64)
 
@@ -399,23 +400,25 @@ def test_a_capture_leaves_its_inputs_as_they_were(played: None) -> None:
 # -- the compiled kernel, traced --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sliding", [None, 7])
-def test_flex_sees_what_the_window_sees(sliding: int | None) -> None:
+@pytest.mark.parametrize("sliding,recent", [(None, None), (7, None), (40, 32)])
+def test_flex_sees_what_the_window_sees(sliding: int | None, recent: int | None) -> None:
     """Its function, traced whole (no graph break) but run by plain torch, against the masked attention."""
     generator = torch.Generator().manual_seed(0)
     batch, heads, groups, tokens, extent, width = 2, 2, 3, 4, 64, 16
-    slab = Slab(1, batch, heads, extent, width, torch.float32)
+    ring = None if recent is None else Ring(2, recent, extent)
+    slab = Slab(1, batch, heads, extent, width, torch.float32, ring=ring)
     slab.ensure(extent)
     for layer in (slab.key[0], slab.value[0]):
         layer.copy_(torch.randn(layer.shape, generator=generator))
     query = torch.randn(batch, heads, groups * tokens, width, generator=generator)
-    positions = torch.tensor([[9], [50]]) + torch.arange(tokens)
+    positions = torch.tensor([[9], [50 if recent is None else 150]]) + torch.arange(tokens)
     window = Window(slab, positions, extent, static=True)
     mask = window.mask(sliding, groups, torch.float32)
     want = torch.nn.functional.scaled_dot_product_attention(query, *window.read(0), attn_mask=mask, scale=0.3)
     traced = torch.compile(_flex, backend="eager", dynamic=False, fullgraph=True)
     with torch.inference_mode():
-        got = traced(query, *window.read(0), positions, 0.3, sliding)
+        parts = None if ring is None else (ring.sinks, ring.recent, ring.turn)
+        got = traced(query, *window.read(0), positions, 0.3, sliding, parts)
     assert torch.allclose(got, want, atol=1e-5)
 
 

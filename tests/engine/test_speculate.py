@@ -170,9 +170,7 @@ def test_t38_rows_of_a_batch_equal_their_single_runs() -> None:
     for request in requests:
         alone = decode([request], ModelDrafter(Runner(DRAFTS["noise"], 1, 200)), 4, 1, set())[request.id]
         assert together[request.id].tokens == alone.tokens
-        both = [[(c.accepted, c.emitted) for c in a.cycles] for a in (together[request.id], alone)]
-        if request.temperature == 0:
-            assert both[0] == both[1]
+        assert together[request.id].cycles == alone.cycles
 
 
 def test_self_speculation_reads_less_and_refuses_what_is_not_there() -> None:
@@ -203,13 +201,13 @@ SAMPLES = 6000
 ROWS = 300
 
 
-def exact_joint(temperature: float, top_p: float) -> Tensor:
+def exact_joint(temperature: float, top_p: float, prompt: tuple[int, ...] = PROMPT) -> Tensor:
     """Probabilities of all 125 continuations of three tokens, from the plain model."""
     sequences = torch.tensor(list(itertools.product(range(5), repeat=3)))
-    text = torch.cat([torch.tensor(PROMPT).expand(125, -1), sequences], 1)
+    text = torch.cat([torch.tensor(prompt).expand(125, -1), sequences], 1)
     plain = tiny(3, vocab=5, spread=0.15)
     with torch.no_grad():
-        logits = plain(text).logits[:, len(PROMPT) - 1 : -1].double() / temperature
+        logits = plain(text).logits[:, len(prompt) - 1 : -1].double() / temperature
     p = torch.softmax(logits, -1)
     if top_p < 1:
         ordered, index = p.sort(-1, descending=True)
@@ -228,10 +226,15 @@ def engine_counts(
     lookup: bool = False,
     rule: str = "token",
     policy: Callable[[], Policy] | None = None,
+    prompt: tuple[int, ...] = PROMPT,
+    recent: int | None = None,
+    num: int = 0,
+    wanted: int = 3,
 ) -> tuple[Tensor, list[Answer]]:
     """How often the engine gave each of the 125 continuations, one prefill for all samples."""
-    target, draft = Runner(TARGET5, batch, 16), Runner(DRAFT5, batch, 16)
-    ids = torch.tensor(PROMPT)
+    capacity = len(prompt) + wanted + 12
+    target, draft = Runner(TARGET5, batch, capacity), Runner(DRAFT5, batch, capacity, recent=recent)
+    ids = torch.tensor(prompt)
     with torch.inference_mode():
         hidden = target.prefill(ids)[-1]
         draft.prefill(ids)
@@ -240,12 +243,12 @@ def engine_counts(
             draft.slab.move_row(0, row, len(ids))
     counts, answers = torch.zeros(125), []
     made = policy() if policy is not None else None
-    for first in range(0, SAMPLES if batch > 1 else SAMPLES // 4, batch):
+    for first in range(0, num or (SAMPLES if batch > 1 else SAMPLES // 4), batch):
         drafter: Drafter = LookupDrafter() if lookup else ModelDrafter(draft, 11, draft_warp)
         decoder = Decoder(target, (), drafter if k else None, k, 11, 0, top_p, rule=rule, policy=made)
         for row in range(batch):
             # Rows ask for 3 to 5 tokens, so that they leave at different times; the first three are compared.
-            decoder.resume(Request(f"r{first + row}", PROMPT, 3 + row % 3, temperature), hidden)
+            decoder.resume(Request(f"r{first + row}", prompt, wanted + row % 3, temperature), hidden)
         while decoder.active:
             for answer in decoder.cycle():
                 a, b, c = answer.tokens[:3]
@@ -318,10 +321,14 @@ def test_observed_acceptance_is_the_overlap() -> None:
 
 
 def test_the_block_rule_needs_new_noise_in_every_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It decides with draws past the place where it stops; drawing them again in the next cycle is seen."""
+    """It decides with draws past the place where it stops; drawing them again in the next cycle is seen.
+
+    The bias is small, so a draft is taken that is often rejected, and more samples.
+    """
+    case = {"k": 3, "batch": ROWS, "temperature": 1.3, "top_p": 1.0, "draft_warp": Warp(0.6), "rule": "block"}
     monkeypatch.setattr(engine.speculate.noise, "fresh", lambda request, cycle: request)
-    counts, _ = engine_counts(**CASES["block"])
-    assert p_value(counts, exact_joint(1.0, 1.0)) < 1e-3
+    counts, _ = engine_counts(**case, wanted=4, num=15_000)
+    assert p_value(counts, exact_joint(1.3, 1.0)) < 1e-3
 
 
 # Each of these is a fault that tools have had; the joint test must see it.

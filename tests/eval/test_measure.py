@@ -103,6 +103,11 @@ def test_an_arm_keeps_its_decoder_and_a_policy_its_memory_but_not_over_passes() 
     # Both passes start from the same memory, so they choose the same k in every cycle.
     assert len({r.cycles for r in rows if r.policy == "adaptive"}) == 1
     assert len({r.cycles for r in again if r.policy == "adaptive"}) == 1
+    warmed = big_bench()
+    for row in warmed.measure(REQUESTS[:1], arms, 1, phased_every=5):
+        if not row.warmup:  # what warms up teaches nothing
+            assert row.arm != "baseline" or warmed.decoder(arm).policy.acceptance("new") == fresh  # type: ignore[union-attr]
+            break
     single = big_bench()
     list(single.measure(REQUESTS[:1], arms[1:], 0, phased_every=5))
     assert single.decoder(arm).policy.acceptance("new") == after_both  # type: ignore[union-attr]
@@ -139,6 +144,18 @@ def test_requests_that_the_budget_does_not_take_are_left_out() -> None:
     bench = big_bench()
     rows = list(bench.measure(REQUESTS, ARMS, 1, 1, lambda request: request.id in ("r1", "r3")))
     assert {r.request_id for r in rows if not r.warmup} == {"r1", "r3"}
+
+
+def test_shapes_that_would_be_captured_are_met_before_the_timed_run() -> None:
+    bench = Bench(
+        Runner(TARGET, 2, 250, fixed=True), {"small": Runner(DRAFTS["noise"], 2, 250, fixed=True)}, Load(12, ())
+    )
+    rows = list(bench.measure(REQUESTS[:3], ARMS, 0, 3))
+    assert {r.request_id for r in rows if r.warmup} == {"r0"}  # 256 slots hold all three
+    assert next(r for r in rows if r.request_id == "r0").warmup
+    each = RequestSet(0, tuple(REQUESTS))
+    rows = list(bench.measure_sets([each, each], ARMS, 2, 0))
+    assert sum(r.warmup for r in rows) == len(REQUESTS) * len(ARMS)  # another number of rows is another shape
 
 
 def test_adaptive_without_costs_is_refused() -> None:

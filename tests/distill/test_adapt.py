@@ -1,0 +1,156 @@
+"""LoRA: nothing moves at the start, updates alone are trained, and the merged draft is the tuned one, on disk too."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from distill.adapt import add_lora, merge_lora
+from distill.checkpoint import read_draft, write_draft
+from distill.fit import moved
+from distill.schema_draft import Lora
+from distill.train import main
+from tests.conftest import make_config, make_noisy, make_target, make_tokenizer
+from tests.distill.test_prune import CONFIGS, make_model
+from tests.distill.test_train import newest, train_rows, write_world
+
+LORA = Lora(rank=4, alpha=8.0)
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, rows: int = 96) -> Tensor:
+    ids = torch.randint(4, rows, (2, 24), generator=torch.Generator().manual_seed(9))
+    return model(ids, use_cache=False).logits
+
+
+def tune(model: PreTrainedModel) -> None:
+    """Updates as training may leave them."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_t49_merged_and_saved_is_what_was_trained(kind: str, tied: bool, tmp_path: Path) -> None:
+    model = make_model(kind, tied)
+    before, original = logits(model), copy.deepcopy(model.state_dict())
+    trained = add_lora(model, LORA)
+    assert torch.equal(logits(model), before)
+    assert trained == sum(p.numel() for n, p in model.named_parameters() if "lora_" in n)
+    assert all(("lora_" in name) == weight.requires_grad for name, weight in model.named_parameters())
+    assert sum("lora_A" in name for name, _ in model.named_parameters()) == 6 * 7
+    tune(model)
+    tuned = logits(model)
+    assert (tuned - before).abs().max() > 0.1
+    merged = merge_lora(copy.deepcopy(model))
+    torch.testing.assert_close(logits(merged), tuned, rtol=1e-4, atol=1e-3)
+    assert merged.state_dict().keys() == original.keys()
+    assert (merged.lm_head.weight is merged.get_input_embeddings().weight) == tied
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
+        assert torch.equal(merged.state_dict()[name], original[name]), name
+    merged.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(logits(loaded), logits(merged), rtol=0, atol=1e-4)
+    assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == tied
+
+
+def test_t49_through_the_draft_folder(tmp_path: Path) -> None:
+    model = make_target(make_config(layers=2))
+    add_lora(model, LORA)
+    tune(model)
+    tuned = logits(model, 500)
+    write_draft(tmp_path / "draft", merge_lora(copy.deepcopy(model)), make_tokenizer(), {}, dtype="float32")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "draft").eval()
+    torch.testing.assert_close(logits(loaded, 500), tuned, rtol=1e-4, atol=1e-3)
+    names = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert names["tie_word_embeddings"] and not any("lora" in path.name for path in (tmp_path / "draft").iterdir())
+
+
+def test_an_update_that_is_not_finite_is_no_draft() -> None:
+    model = make_target(make_config(layers=2))
+    add_lora(model, LORA)
+    with torch.no_grad():
+        next(weight for name, weight in model.named_parameters() if "lora_B" in name).fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaNs"):
+        merge_lora(model)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, and beside it a draft that is nearly the target."""
+    folder = write_world(tmp_path_factory.mktemp("adapt"))
+    make_noisy(make_target(), 0.05).save_pretrained(folder / "near")
+    make_tokenizer().save_pretrained(folder / "near")
+    return folder
+
+
+def stage(world: Path, more: str = "") -> str:
+    return f"draft={{kind: pretrained, model: {world}/near, size_frac: [0, 1], dtype: float32{more}}}"
+
+
+@pytest.mark.parametrize("head", ["", ", head: {kind: shortlist, size: 256}"])
+def test_a_pretrained_draft_is_tuned_by_its_updates_alone(head: str, world: Path, tmp_path: Path) -> None:
+    arguments = [f"output_dir={tmp_path}/runs", "track.mode=disabled", "distill.lr=3e-3"]
+    lora = stage(world, f", lora: {{rank: 8, alpha: 16.0}}{head}")
+    assert main([str(world / "recipe.yaml"), *arguments, lora]) == 0
+    run = newest(tmp_path)
+    draft = AutoModelForCausalLM.from_pretrained(run / "draft")
+    source = AutoModelForCausalLM.from_pretrained(world / "near")
+    changed = {
+        name for name, weight in draft.state_dict().items() if not torch.equal(weight, source.state_dict()[name])
+    }
+    meta = read_draft(run / "draft").meta
+    assert meta["lora"] == {"rank": 8, "alpha": 16.0, "dropout": 0.0}
+    if meta["metrics"]["step"]:
+        linear = {
+            f"{name}.weight" for name, part in source.model.named_modules(prefix="model") if isinstance(part, nn.Linear)
+        }
+        assert changed == linear
+    else:
+        assert not changed
+    taken = [row["loss"] for row in train_rows(run) if "loss" in row]
+    assert sum(taken[-3:]) < sum(taken[:3])
+    assert torch.isfinite(torch.tensor(taken)).all()
+
+
+def test_the_whole_draft_is_tuned_by_default_and_judged_against_itself(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = [str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", "track.mode=disabled", stage(world)]
+    assert main([*arguments, "distill.lr=3e-3"]) == 0
+    run = newest(tmp_path)
+    assert [row["step"] for row in train_rows(run) if "val/speedup" in row] == [0, 5, 10]
+    assert "acceptance on held-out answers: code" in caplog.text
+    if read_draft(run / "draft").meta["metrics"]["step"]:
+        draft = AutoModelForCausalLM.from_pretrained(run / "draft")
+        assert not torch.equal(draft.model.norm.weight, make_target().model.norm.weight)
+
+
+def test_tuning_that_does_harm_keeps_the_draft_and_says_so(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = [str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", "track.mode=disabled", stage(world)]
+    assert main([*arguments, "distill.lr=0.3"]) == 0
+    assert "did not move beyond chance" in caplog.text
+    draft = read_draft(newest(tmp_path) / "draft")
+    assert draft.meta["metrics"]["step"] == 0
+    kept, source = (AutoModelForCausalLM.from_pretrained(path) for path in (draft.folder, world / "near"))
+    assert all(torch.equal(value, source.state_dict()[name]) for name, value in kept.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num", "expected"),
+    [(0.50, 0.56, 1000, True), (0.50, 0.52, 1000, False), (0.50, 0.52, 100_000, True), (0.5, 0.4, 1000, False)],
+)
+def test_a_move_must_be_more_than_chance(before: float, after: float, num: int, expected: bool) -> None:
+    start, best = ({"val/code/alpha": a, "val/code/num_tok": float(num), "val/speedup": 1.0} for a in (before, after))
+    for domain in ("code", "mixed"):
+        assert moved(start, best, domain)[0] is expected

@@ -1,0 +1,136 @@
+"""--check: what lies here is looked at, what does not is named as unknown, and wrong things are one message."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distill.look import CheckError, look
+from distill.recipe import load_recipe
+from distill.train import main
+from tests.distill.test_train import ROOT, newest, write_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("look"))
+
+
+def lines(world: Path, *overrides: str) -> str:
+    return "\n".join(look(load_recipe(world / "recipe.yaml", overrides)))
+
+
+def test_sizes_memory_disk_and_minutes_are_told(world: Path) -> None:
+    text = lines(world)
+    for words in ("M parameters stored", "optimizer", "logits", "of checkpoints", "minutes for 10 steps", "KV cache"):
+        assert words in text, words
+    assert "at most 2000 x 12 tokens, 3.07 MB" in text  # 64 numbers of two bytes each
+
+
+def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) -> None:
+    assert main([str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", "track.mode=disabled"]) == 0
+    size = json.loads((newest(tmp_path) / "draft" / "draft.json").read_text())["size"]
+    text = lines(world, f"output_dir={tmp_path}/runs")
+    assert f"({size['stored_frac']:.1%} of the target's)" in text
+    assert f"drafted token ({size['read_frac']:.1%})" in text
+    assert f"measured in {newest(tmp_path)}" in text
+    assert "measured in" not in lines(world, f"output_dir={tmp_path}/runs", "distill.tokens_per_step=512")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["traffic.train={folder}/none.jsonl"], "traffic.train: {folder}/none.jsonl: no such file"),
+        (["traffic.heldout={folder}/broken.jsonl"], "broken.jsonl:2: broken line"),
+        (["traffic.train={folder}/other.jsonl"], "neither column 'messages' nor 'prompt'"),
+        (["traffic.train={folder}/cut.jsonl.gz"], "damaged gzip"),
+        (["traffic.train={folder}"], "is a folder"),
+        (["draft.num_layers=null", "draft.layers=[0, 6]"], "draft.layers [0, 6]: the target has layers 0..5"),
+        (["draft.num_layers=7"], "draft.num_layers 7: the target has 6"),
+        (["draft.num_kv_heads=3"], "draft.num_kv_heads 3: must be in 1..2"),
+        (["draft.intermediate_size=200"], "1..128"),
+        (["draft.head.size=600"], "the head has 512 rows"),
+        (["draft.size_frac=[0.01, 0.02]"], "draft.size_frac = [0.01, 0.02]"),
+        (["target.model={folder}"], "config.json: No such file"),
+        (["target.model=/nowhere/at/all"], "/nowhere/at/all: neither a bundled name"),
+        (["target.model={folder}/gpt"], "model type 'gpt2' is not supported"),
+        (["draft={{kind: pretrained, model: {folder}/gpt}}"], "draft.model {folder}/gpt: model type 'gpt2'"),
+        (["target.model={folder}/gemma", "draft.hidden_size=32"], "gemma2 norms what its layers write"),
+        (["target.model={folder}/moe"], "of type mixtral cannot be pruned"),
+        (["target.model={folder}/half"], "num_attention_heads missing"),
+    ],
+)
+def test_what_would_fail_later_is_one_message_and_exit_2(
+    overrides: list[str], message: str, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (world / "broken.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    (world / "other.jsonl").write_text('{"text": "a"}\n')
+    (world / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 50)[:20])
+    whole = json.loads((world / "target" / "config.json").read_text())
+    for name, config in (
+        ("gpt", {"model_type": "gpt2"}),
+        ("gemma", whole | {"model_type": "gemma2"}),
+        ("moe", whole | {"model_type": "mixtral", "num_local_experts": 4}),
+        ("half", {key: value for key, value in whole.items() if key != "num_attention_heads"}),
+    ):
+        (world / name).mkdir(exist_ok=True)
+        (world / name / "config.json").write_text(json.dumps(config))
+    given = [override.format(folder=world) for override in overrides]
+    assert main([str(world / "recipe.yaml"), *given, "--check"]) == 2
+    error = capsys.readouterr().err
+    assert message.format(folder=world) in error
+    assert "Traceback" not in error and error.count("error:") == 1
+
+
+def test_all_reasons_come_together(world: Path) -> None:
+    with pytest.raises(CheckError, match="3 reasons not to start") as caught:
+        lines(world, "traffic.train=/none.jsonl", "draft.num_kv_heads=5", "draft.intermediate_size=1000")
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_what_is_not_here_is_unknown_not_wrong(world: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "a hub id that is not looked up here" in lines(world, "target.model=owner/name")
+    assert lines(world, "traffic.train=owner/dataset")
+    monkeypatch.setenv("SPECDRAFT_CACHE", str(tmp_path))
+    assert "not fetched yet" in lines(world, "target.model=smollm2-135m-instruct")
+    assert "unknown" in lines(world, "trainer.accelerator=cuda")
+
+
+def test_skipped_lines_are_no_reason(world: Path) -> None:
+    (world / "some.jsonl").write_text('{"prompt": "a"}\nnot json\n{"text": "no prompt"}\n{"prompt": "b"}\n')
+    assert lines(world, f"traffic.train={world}/some.jsonl", "traffic.on_bad_line=skip")
+
+
+def test_every_candidate_of_a_race_is_looked_at(world: Path) -> None:
+    race = "draft={{kind: race, race_steps: 4, candidates: [{{layers: [0], size_frac: [0, 1]}}, {second}]}}"
+    text = lines(world, race.format(second="{num_layers: 2, size_frac: [0, 1], lora: {rank: 4}}"))
+    assert "draft.candidates[1]: " in text and "minutes for 4 steps" in text
+    with pytest.raises(CheckError, match=r"draft\.candidates\[1\]\.layers \[0, 9\]"):
+        lines(world, race.format(second="{layers: [0, 9]}"))
+
+
+def test_updates_are_counted_as_peft_makes_them(world: Path) -> None:
+    from distill.adapt import add_lora
+    from distill.look import _lora_count
+    from distill.schema_draft import Lora
+    from tests.conftest import make_target
+
+    config = json.loads((world / "target" / "config.json").read_text())
+    assert _lora_count(config, 4) == add_lora(make_target(), Lora(rank=4))
+
+
+def test_it_takes_no_torch_and_no_two_seconds(world: Path) -> None:
+    code = (
+        "import sys\nfrom distill.train import main\n"
+        f"assert main(['{world}/recipe.yaml', '--check']) == 0\n"
+        "assert not {'torch', 'transformers', 'lightning', 'pyarrow'} & set(sys.modules)"
+    )
+    started = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - started < 2
