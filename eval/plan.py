@@ -27,7 +27,8 @@ from eval.whatif import parse
 log = logging.getLogger(__name__)
 console = Console(stderr=True)
 
-# Loads at which the recipe's own shape (of a race, its first) is measured too: longer contexts at batch 1, more rows at the shortest.
+# Loads at which the recipe's own shape (of a race, its first) is measured too: longer contexts at batch 1, more rows at
+# the shortest.
 LONG_CONTEXTS = (2048, 8192)
 BATCHES = (4, 16)
 

@@ -170,7 +170,8 @@ def verdict(plan: dict[str, Any], min_speedup: float) -> str:
         plan: plan.json.
         min_speedup: what the recipe asks for.
     """
-    costs = [Costs.from_json(c) for c in plan["costs"] if c["context"] == min(CONTEXTS)]
+    shortest = (min(CONTEXTS), 1)
+    costs = [Costs.from_json(c) for c in plan["costs"] if (c["context"], c["batch"]) == shortest]
     perfect = {c.draft: max(model.predicted_speedup(c, k, 1.0) for k in c.ks) for c in costs}
     likely = {c.draft: max(model.predicted_speedup(c, k, PLAUSIBLE_ALPHA[0]) for k in c.ks) for c in costs}
     best = max(perfect, key=lambda name: perfect[name])

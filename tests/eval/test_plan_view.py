@@ -29,12 +29,12 @@ def text(table: Any) -> str:
 
 def test_a_shape_that_no_acceptance_can_save_is_not_trained() -> None:
     said = verdict(plan(slow=12.0), 1.05)
-    assert said.startswith("Do not train: even a perfect draft gives 1.00x") or "Do not train: even a perfect" in said
+    assert said.startswith("Do not train: even a perfect draft gives 0.")
     assert not verdict(plan(), 1.05).startswith("Do not train")
 
 
 def test_loads_at_which_even_a_perfect_draft_does_not_pay_are_named() -> None:
-    said = verdict(plan(wide=3.0, batches=(1, 64)), 1.05)
+    said = verdict(plan(slow=1.5, wide=3.0, batches=(1, 64)), 1.05)
     assert not said.startswith("Do not train") and "Off even for a perfect draft: batch 64 at 128 tokens" in said
     assert "Off even" not in verdict(plan(batches=(1, 4)), 1.05)
 
