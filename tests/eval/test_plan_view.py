@@ -34,7 +34,7 @@ def test_a_shape_that_no_acceptance_can_save_is_not_trained() -> None:
 
 
 def test_loads_at_which_even_a_perfect_draft_does_not_pay_are_named() -> None:
-    said = verdict(plan(slow=1.5, wide=3.0, batches=(1, 64)), 1.05)
+    said = verdict(plan(slow=2.5, wide=3.0, batches=(1, 64)), 1.05)
     assert not said.startswith("Do not train") and "Off even for a perfect draft: batch 64 at 128 tokens" in said
     assert "Off even" not in verdict(plan(batches=(1, 4)), 1.05)
 
