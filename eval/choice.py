@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from distill.schema_eval import batch_of
 from eval.bootstrap import Floats, interval, resamples
 from eval.cells import Cell, Settings, overall
 from eval.records import ALL, BASELINE, LOOKUP
+from eval.rivals import against_lookup, apart_from_lookup, by_load, grid_regret
 from eval.speedup import objective_values
 
 # Arms whose objective is within this of the best are a tie.
@@ -36,6 +38,11 @@ class Candidate:
         e2e_p95_ms: p95 over requests of end-to-end time.
         size: parameters read per drafted token; 0 for look-up and the baseline.
         alpha, tau: acceptance, shown and never ranked by.
+        label: the arm in words, where the rows have one.
+        ttft_ms, tpot_ms, e2e_ms: p50 and p95 over the arm's requests.
+        slower_frac: requests that it made slower.
+        throughput_speedup, tok_s: tokens a second over the baseline's, and as they are.
+        load: context, batch, answer length and requests that the figures are of.
     """
 
     arm: str
@@ -48,6 +55,14 @@ class Candidate:
     high: float | None = None
     alpha: float | None = None
     tau: float | None = None
+    label: str = ""
+    ttft_ms: dict[str, float] | None = None
+    tpot_ms: dict[str, float] | None = None
+    e2e_ms: dict[str, float] | None = None
+    slower_frac: float | None = None
+    throughput_speedup: float | None = None
+    tok_s: float | None = None
+    load: dict[str, Any] | None = None
 
 
 def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -68,6 +83,18 @@ def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [first, *sorted(rest, key=lambda c: (-c.value, c.e2e_p95_ms, c.size, c.k, c.arm))]
 
 
+def rank_key(objective: str) -> str:
+    """What the ranking goes by, in words."""
+    batch = batch_of(objective)
+    return RANK_KEYS[objective] if batch is None else f"steady tokens a second at batch {batch} over the baseline's"
+
+
+def judged_pool(cells: Sequence[Cell], objective: str, domain: str) -> list[Cell]:
+    """The cells that an objective is about: the smallest batch for a latency, its own for a throughput."""
+    batch = batch_of(objective)
+    return overall(cells if batch is None else [c for c in cells if c["batch"] == batch], domain)
+
+
 def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The choice for the domain that is judged, what each domain alone would choose, and what was given up.
 
@@ -79,10 +106,12 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
     Returns:
         `choice` of report.json. Its arm is None when too few requests were measured.
     """
-    pool = [c for c in overall(cells, settings.domain) if c["k"] and c["status"] == "ok"]
+    here = judged_pool(cells, settings.objective, settings.domain)
+    pool = [c for c in here if c["k"] and c["status"] == "ok"]
+    plain = next((c for c in here if not c["k"]), None)
     choice: dict[str, Any] = {
         "objective": settings.objective,
-        "rank_key": RANK_KEYS[settings.objective],
+        "rank_key": rank_key(settings.objective),
         "tie_rule": TIE_RULE,
         "arm": None,
         "draft": None,
@@ -96,18 +125,33 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "longest_accepted": None,
         "domain": None,
         "by_domain": {},
+        "by_load": [],
+        "grid_regret": None,
+        "lookup": None,
         "left_out": [],
     }
     most = max((c["num_requests"] for c in pool), default=0)
     kept = [c for c in pool if c["num_requests"] >= MIN_COVER_FRAC * most]
-    choice["left_out"] = [c["arm"] for c in overall(cells, settings.domain) if c["k"] and c not in kept]
+    choice["left_out"] = [c["arm"] for c in here if c["k"] and c not in kept]
     base, gains = _common(kept)
     if not kept or base.size < settings.needed:
         return choice
-    ranking = rank(_candidates(kept, base, gains, settings, sizes))
-    chosen = ranking[0]
     arms = [c["arm"] for c in kept]
-    regret, held_out = _regret(base, gains, arms, chosen.arm, settings)
+    regret: float | None = None
+    held_out: float | None = None
+    by_domain: dict[str, Any] = {}
+    if batch_of(settings.objective) is None:
+        ranking = rank(_candidates(kept, plain, base, gains, settings, sizes))
+        chosen = ranking[0]
+        regret, held_out = _regret(base, gains, arms, chosen.arm, settings)
+        by_domain = _by_domain(cells, kept[0], chosen.arm, settings, sizes)
+        lost = grid_regret(pool, chosen.arm, settings)
+        lookup = against_lookup(ranking, arms, base, gains, settings)
+    else:
+        ranking = rank(_by_throughput(kept, plain, base, sizes))
+        chosen = ranking[0]
+        lost = 1 - chosen.value / max(c.value for c in ranking)
+        lookup = apart_from_lookup(ranking)
     found = next((c for c in kept if c["arm"] == chosen.arm), None)
     drafts = [c for c in ranking if c.draft and c.draft != LOOKUP]
     return choice | {
@@ -123,7 +167,10 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "acceptance_best": _best_draft(drafts, chosen.k),
         "longest_accepted": asdict(max(drafts, key=lambda c: c.tau or 0)) if drafts else None,
         "domain": kept[0]["domain"],
-        "by_domain": _by_domain(cells, kept[0], chosen.arm, settings, sizes),
+        "by_domain": by_domain,
+        "by_load": by_load(cells, kept[0]["domain"], chosen.arm, settings),
+        "grid_regret": lost,
+        "lookup": lookup,
     }
 
 
@@ -137,19 +184,60 @@ def _common(cells: Sequence[Cell]) -> tuple[Floats, Floats]:
     return base, np.array([[t[i]["speedup"] for i in ids] for t in tables])
 
 
+def _shown(cell: Cell | None) -> dict[str, Any]:
+    """What a table shows beside the ranking's own figures."""
+    if cell is None or cell["status"] != "ok":
+        return {}
+    load = {
+        "context_tok": cell["context_tok"]["p50"],
+        "batch": cell["batch"],
+        "new_tok": cell["new_tok"]["p50"],
+        "num_requests": cell["num_requests"],
+    }
+    return {
+        "label": cell.get("label") or "",
+        **{name: cell[name] for name in ("ttft_ms", "tpot_ms", "e2e_ms", "slower_frac", "throughput_speedup")},
+        "tok_s": cell["throughput_tok_s"],
+        "load": load,
+    }
+
+
 def _candidates(
-    cells: Sequence[Cell], base: Floats, gains: Floats, settings: Settings, sizes: Mapping[str, int]
+    cells: Sequence[Cell],
+    plain: Cell | None,
+    base: Floats,
+    gains: Floats,
+    settings: Settings,
+    sizes: Mapping[str, int],
 ) -> list[Candidate]:
     """Every arm on the common requests, the baseline included."""
     index = resamples(base.size, settings.bootstrap, settings.seed)
-    found = [Candidate(BASELINE, "", 0, 1.0, float(np.percentile(base, 95)), 0, 1.0, 1.0)]
+    slow_base = float(np.percentile(base, 95))
+    found = [Candidate(BASELINE, "", 0, 1.0, slow_base, 0, 1.0, 1.0, **_shown(plain))]
     for cell, gain in zip(cells, gains):
         value = float(objective_values(base, gain, settings.objective))
         low, high = interval(objective_values(base[index], gain[index], settings.objective))
         slow = float(np.percentile(base / gain, 95))
         size = sizes.get(cell["draft"], 0)
         alpha, tau = cell["alpha"], cell["tau"]
-        found.append(Candidate(cell["arm"], cell["draft"], cell["k"], value, slow, size, low, high, alpha, tau))
+        about = (cell["arm"], cell["draft"], cell["k"], value, slow, size, low, high, alpha, tau)
+        found.append(Candidate(*about, **_shown(cell)))
+    return found
+
+
+def _by_throughput(
+    cells: Sequence[Cell], plain: Cell | None, base: Floats, sizes: Mapping[str, int]
+) -> list[Candidate]:
+    """Every arm by its tokens a second over the baseline's at one batch, which its interval over sets goes with."""
+    slow = plain["e2e_ms"]["p95"] if plain and plain["e2e_ms"] else float(np.percentile(base, 95))
+    found = [Candidate(BASELINE, "", 0, 1.0, slow, 0, 1.0, 1.0, **_shown(plain))]
+    for cell in cells:
+        if cell["throughput_speedup"] is None or not cell["e2e_ms"]:
+            continue
+        low, high = cell.get("throughput_ci") or (None, None)
+        size, slow = sizes.get(cell["draft"], 0), cell["e2e_ms"]["p95"]
+        about = (cell["arm"], cell["draft"], cell["k"], cell["throughput_speedup"], slow, size, low, high)
+        found.append(Candidate(*about, cell["alpha"], cell["tau"], **_shown(cell)))
     return found
 
 
@@ -193,12 +281,13 @@ def _by_domain(
         base, gains = _common(mine)
         if domain in (like["domain"], ALL) or base.size < settings.min_requests:
             continue
-        ranking = rank(_candidates(mine, base, gains, settings, sizes))
+        ranking = rank(_candidates(mine, None, base, gains, settings, sizes))
         common = next((c for c in ranking if c.arm == chosen), ranking[0])
         result[domain] = {
             "arm": ranking[0].arm,
             "draft": ranking[0].draft,
             "k": ranking[0].k,
+            "label": ranking[0].label,
             "value": ranking[0].value,
             "chosen_value": common.value,
             "regret": max(0.0, 1 - common.value / ranking[0].value),

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from eval.against import draw_before_after
 from eval.anatomy import acceptance, costs, phase_shares, waterfall
-from eval.canvas import BLUE, GREY, INK, RED, Figure, draft_style, make_figure, styled
+from eval.canvas import BLUE, INK, RED, Figure, draft_style, make_figure, styled
 from eval.cells import overall
+from eval.load_figures import prediction, shares_by_load, speedup_by_load, verify_surface, what_if
 from eval.records import LOOKUP
 from eval.show import plain, speed
-from eval.views import Report, arm_label, draft_names, judged_cell, words
+from eval.views import Report, arm_label, draft_names, is_chain, judged_cell, words
 
 
 def draw_all(report: Report) -> list[Figure]:
@@ -32,7 +34,8 @@ def speedup_by_k(report: Report) -> Figure | None:
     def draw(ax: Axes) -> None:
         for i, name in enumerate(names):
             colour, marker = draft_style(name, names)
-            mine = [c for c in table if c["draft"] == name]
+            mine = [c for c in table if c["draft"] == name and is_chain(c)]
+            others = [c for c in table if c["draft"] == name and not is_chain(c)]
             shift = 0.07 * (i - (len(names) - 1) / 2)
             value = np.array([c["value"] for c in mine])
             low = np.array([c["low"] if c["low"] is not None else c["value"] for c in mine])
@@ -44,7 +47,10 @@ def speedup_by_k(report: Report) -> Figure | None:
                 x, value, error, marker=marker, ls=style, color=colour, elinewidth=0.9, capsize=2,
                 label=plain(words(name), 24),
             )  # fmt: skip
-            for c, at in zip(mine, x):
+            for c in others:
+                # Another policy or a tree: at its largest k, beside the line.
+                ax.plot(c["k"] + 0.18, c["value"], marker="*", ms=8, ls="", color=colour, label=arm_label(c, 18))
+            for c, at in zip([*mine, *others], [*x, *(c["k"] + 0.18 for c in others)]):
                 if c["arm"] == report["choice"]["arm"]:
                     ax.plot(at, c["value"], "o", ms=11, mfc="none", mec=INK, mew=1.2, label="chosen")
         ax.axhline(1, color=INK, lw=0.9, ls=(0, (4, 2)))
@@ -87,7 +93,7 @@ def inversion(report: Report) -> Figure | None:
 def requests(report: Report) -> Figure | None:
     """Every request's own speedup."""
     judged = judged_cell(report)
-    cell = judged and next(c for c in overall(report["cells"]) if c["arm"] == judged["arm"])
+    cell = judged and next((c for c in overall(report["cells"]) if c["arm"] == judged["arm"]), judged)
     if not cell or not cell["pairs"]:
         return None
     pairs = cell["pairs"]
@@ -121,49 +127,7 @@ def requests(report: Report) -> Figure | None:
     )
 
 
-def prediction(report: Report) -> Figure | None:
-    """Predicted against measured speedup of every cell."""
-    cells = [c for c in report["cells"] if c["predicted_speedup"] is not None]
-    if not cells:
-        return None
-    table = [
-        {
-            "draft": c["draft"], "k": c["k"], "domain": c["domain"], "group": c["group"], "batch": c["batch"],
-            "measured": c["latency_speedup"]["total"], "predicted": c["predicted_speedup"],
-            "error_frac": c["prediction_error_frac"], "costs_from": c["predicted_from"],
-        }
-        for c in cells
-    ]  # fmt: skip
-    names = sorted({row["draft"] for row in table})
-    mean = float(np.mean([abs(row["error_frac"]) for row in table]))
-
-    def draw(ax: Axes) -> None:
-        every = [v for row in table for v in (row["measured"], row["predicted"])]
-        low, high = min(every) - 0.06, max(every) + 0.06
-        ends = np.array([low, high])
-        ax.fill_between(ends, ends * 0.95, ends * 1.05, color="#E8EEF4", lw=0, label="within 5%")
-        ax.plot(ends, ends, color=GREY, lw=0.8)
-        for name in names:
-            colour, marker = draft_style(name, draft_names(report))
-            mine = [row for row in table if row["draft"] == name]
-            ax.scatter(
-                [r["measured"] for r in mine], [r["predicted"] for r in mine], s=18, color=colour,
-                marker=marker, label=plain(name, 20), zorder=3, alpha=0.85, lw=0,
-            )  # fmt: skip
-        ax.set_xlim(low, high)
-        ax.set_ylim(low, high)
-        ax.set_xlabel("measured speedup")
-        ax.set_ylabel("predicted speedup")
-        ax.legend(loc="upper left")
-
-    source = " and ".join(sorted({row["costs_from"] for row in table}))
-    caption = (
-        f"One mark per draft, k and domain, all requests together. Costs from the {source}, acceptance from the rows. "
-        f"Mean absolute error {mean:.1%}."
-    )
-    return make_figure("prediction", "Prediction against measurement", caption, table, draw, height=3.1)
-
-
 DRAWN: Sequence[Callable[[Report], Figure | None]] = (
-    waterfall, phase_shares, speedup_by_k, inversion, acceptance, requests, costs, prediction,
+    draw_before_after, waterfall, phase_shares, shares_by_load, speedup_by_k, speedup_by_load, inversion, acceptance,
+    verify_surface, costs, prediction, what_if, requests,
 )  # fmt: skip

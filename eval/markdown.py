@@ -8,7 +8,19 @@ from typing import Any
 
 from eval import show
 from eval.definitions import DEFINITIONS
-from eval.views import Report, arm_label, domain_name, flat, key_figures, ladder, notes, share_bars, struck
+from eval.records import ALL
+from eval.views import (
+    Report,
+    arm_label,
+    domain_name,
+    flat,
+    key_figures,
+    ladder,
+    loads,
+    notes,
+    share_bars,
+    struck,
+)
 
 STATUS = {"go": "GO", "no-go": "NO-GO", "insufficient": "INSUFFICIENT"}
 
@@ -33,7 +45,8 @@ def render_markdown(report: Report) -> str:
         text that ends in a newline.
     """
     verdict = report["verdict"]
-    lines = [f"# {STATUS[verdict['status']]}: {safe(verdict['headline'], 400)}", ""]
+    lines = [f"# {STATUS[verdict['status']]}: {safe(verdict['headline'], 600)}", ""]
+    lines += [*(f"- {safe(notice, 400)}" for notice in verdict["notices"]), ""] if verdict["notices"] else []
     target = report["target"]
     name = target.get("name", "") if isinstance(target, dict) else target
     load = f"{report['counts']['requests']} requests"
@@ -44,14 +57,23 @@ def render_markdown(report: Report) -> str:
         else []
     )
     lines += ["## Reasons", "", *_reasons(report)]
+    tallest = verdict["tallest"]
+    if tallest:
+        lines += [f"The tallest bar is **{tallest['phase']}**, {show.percent(tallest['share'])} of decode time.", ""]
     if report["choice"]["ranking"]:
         lines += ["## Ranking", "", *_ranking(report), *(f"- {safe(note, 600)}" for note in notes(report)), ""]
     cells = [c for c in ladder(report, "judged") if c["latency_speedup"]]
     if cells:
         lines += [f"## {safe(arm_label(cells[0]))} by domain", "", *_domains(cells)]
+    apart = [c for c in loads(report, verdict["arm"]) if c["latency_speedup"]]
+    if len(apart) > 1:
+        lines += ["## By load", "", *_domains(apart)]
     bars = share_bars(report)
     if bars:
         lines += ["## Where the time goes", "", *_shares(bars)]
+    if report["against"]:
+        lines += ["## Before and after", "", safe(report["against"]["sentence"], 600), ""]
+    lines += _model(report)
     if report["errors"]:
         lines += ["## Failed rows", ""]
         lines += table(
@@ -72,48 +94,103 @@ def _reasons(report: Report) -> list[str]:
     for r in report["verdict"]["reasons"]:
         mark = ("pass" if r["passed"] else "**FAIL**") if r["decides"] else "advice"
         bound = f"{r['passes']} {show.figure(r['threshold'], r['unit'])}"
-        rows.append(
-            (mark, r["rule"], show.figure(r["figure"], r["unit"]), bound, r["remedy"], show.gain(r["predicted_gain"]))
-        )
+        remedies = "; ".join(f"{m['remedy']} {show.gain(m['predicted_gain'])}".strip() for m in r["remedies"])
+        rows.append((mark, r["rule"], show.figure(r["figure"], r["unit"]), bound, remedies))
     return table(
-        ["", "rule", "figure", "wanted", "remedy", "predicted gain"],
-        [(row[0], *(safe(text, 200).replace("\\>", ">").replace("\\<", "<") for text in row[1:])) for row in rows],
+        ["", "rule", "figure", "wanted", "remedies, each with the speedup it is predicted to add"],
+        [(row[0], *(safe(text, 500).replace("\\>", ">").replace("\\<", "<") for text in row[1:])) for row in rows],
     )
+
+
+LOAD = ("prompt", "batch", "answer", "requests")
+STORIES = ("latency", "95% interval", "slower", "throughput", "tok/s", "TTFT p50/p95", "TPOT p50/p95", "E2E p50/p95")
+
+
+def _two(times: dict[str, float] | None) -> str:
+    return f"{show.ms(times['p50'])} / {show.ms(times['p95'])}" if times else show.NA
+
+
+def _times(c: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(_two(c[name]) for name in ("ttft_ms", "tpot_ms", "e2e_ms"))
 
 
 def _ranking(report: Report) -> list[str]:
     rows = []
     for c in report["choice"]["ranking"]:
-        mark = "**chosen**" if c["arm"] == report["choice"]["arm"] else ""
+        mark = " **chosen**" if c["arm"] == report["choice"]["arm"] else ""
+        load = c["load"] or dict.fromkeys(("context_tok", "batch", "new_tok", "num_requests"))
         rows.append(
             (
-                safe(arm_label(c)), show.speed(c["value"]), show.interval(c["low"], c["high"]),
-                show.ms(c["e2e_p95_ms"]), show.number(c["alpha"]), show.number(c["tau"]), mark,
+                safe(arm_label(c)) + mark, show.number(load["context_tok"], 0), show.number(load["batch"], 0),
+                show.number(load["new_tok"], 0), show.number(load["num_requests"], 0), show.speed(c["value"]),
+                show.interval(c["low"], c["high"]) if c["k"] else "", show.percent(c["slower_frac"]) if c["k"] else "",
+                show.speed(c["throughput_speedup"]) if c["k"] else "1.00x", show.number(c["tok_s"], 1), *_times(c),
+                show.number(c["alpha"]), show.number(c["tau"]),
             )
         )  # fmt: skip
-    return table(["arm", "speedup", "95% interval", "p95 request ms", "alpha", "tau", ""], rows)
+    return table(["arm", *LOAD, *STORIES, "alpha", "tau"], rows)
 
 
 def _domains(cells: Sequence[dict[str, Any]]) -> list[str]:
     rows = []
     for c in cells:
         s = c["latency_speedup"]
+        where = domain_name(c["domain"]) if c["group"] == ALL else f"{domain_name(c['domain'])}, {c['group']}"
         rows.append(
             (
-                safe(domain_name(c["domain"])), str(c["num_requests"]), show.number(c["context_tok"]["p50"], 0),
-                str(c["batch"]), show.number(c["new_tok"]["p50"], 0), show.speed(s["p50"]),
-                show.interval(s["ci_low"], s["ci_high"]), show.speed(s["p5"]), show.percent(c["slower_frac"]),
+                safe(where), show.number(c["context_tok"]["p50"], 0), str(c["batch"]),
+                show.number(c["new_tok"]["p50"], 0), str(c["num_requests"]), show.speed(s["p50"]),
+                show.interval(s["ci_low"], s["ci_high"]), show.percent(c["slower_frac"]),
+                show.speed(c["throughput_speedup"]), show.number(c["throughput_tok_s"], 1), *_times(c),
                 show.number(c["alpha"]), show.number(c["tau"]), show.number(c["alpha_break_even"]),
-                show.speed(c["predicted_speedup"]), show.speed(c["throughput_speedup"]),
+                show.speed(c["ceiling"]), show.speed(c["predicted_speedup"]),
             )
         )  # fmt: skip
-    return table(
-        [
-            "domain", "requests", "context", "batch", "new tokens", "speedup p50", "95% interval", "p5", "slower",
-            "alpha", "tau", "break-even", "predicted", "throughput",
-        ],
-        rows,
-    )  # fmt: skip
+    return table(["domain", *LOAD, *STORIES, "alpha", "tau", "break-even", "ceiling", "predicted"], rows)
+
+
+def _model(report: Report) -> list[str]:
+    """What-ifs, ceilings by load, the model's error and the prefix KV estimates."""
+    model, lines = report["model"], []
+    asked = [w for w in model["what_if"] if w["speedup"] is not None]
+    if asked:
+        rows = [
+            (
+                safe(w["what"]), show.speed(w["speedup"]), show.gain(w["gain_frac"]) if i else "",
+                str(w["best_k"] or "off"), show.speed(w["best_speedup"]), show.speed(w["ceiling"]),
+                "none pays" if w["alpha_break_even"] is None else show.number(w["alpha_break_even"]),
+                "" if w["measured_load"] else "outside the measured loads",
+            )
+            for i, w in enumerate(asked)
+        ]  # fmt: skip
+        head = ["if", "speedup", "change", "best k", "speedup there", "ceiling", "break-even alpha", ""]
+        lines += ["## What if", "", *table(head, rows)]
+        silent = [w for w in model["what_if"] if w["why_not"]]
+        if silent:
+            named = "; ".join(safe(w["what"]) for w in silent)
+            lines += [f"Not answered: {named}: {safe(silent[0]['why_not'], 300)}.", ""]
+    if model["held_out"]["schemes"]:
+        errors = [
+            (
+                safe(name), str(e["num_cells"]), show.percent(e["mean_abs_error_frac"], 1),
+                show.percent(e["worst_frac"], 1), safe(e["meaning"], 200),
+            )
+            for name, e in model["held_out"]["schemes"].items()
+        ]  # fmt: skip
+        head = ["held out", "cells", "mean abs. error", "worst", "meaning"]
+        lines += ["## Prediction against measurement", "", *table(head, errors)]
+    if model["prefix_kv"]:
+        three = [
+            (
+                safe(p["draft"], 36), show.number(p["context"]), str(p["batch"]), show.ms(p["fit_ms"]),
+                show.ms(p["difference_ms"]), show.ms(p["bandwidth_ms"]), show.percent(p["share_of_verify_frac"], 1),
+                show.percent(p["spread_frac"]), "agree" if p["reliable"] else "**differ**",
+            )
+            for p in model["prefix_kv"]
+        ]  # fmt: skip
+        head = ["draft", "context", "batch", "c2 x tokens, ms", "difference, ms", "bytes, ms", "of verify", "spread"]
+        lines += ["## Prefix KV, three ways", "", *table([*head, "15% bar"], three)]
+    return lines
 
 
 def _shares(bars: Sequence[dict[str, Any]]) -> list[str]:

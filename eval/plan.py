@@ -18,20 +18,19 @@ from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.table import Table
 
 from distill.recipe import Recipe, dump, load_recipe
-from engine import costs as model
 from engine.costs import Costs
+from eval.plan_view import CONTEXTS, case_of_plan, load_table, tables, verdict, what_if_table
+from eval.whatif import parse
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True)
 
-SPEEDUPS = (1.25, 1.5, 2.0)
-CONTEXTS = (128, 512)
-# What public results make plausible, not a measurement: T5-small drafting for T5-XXL was accepted at 0.53 to 0.75
-# over two tasks and two temperatures (arXiv 2211.17192, table 2).
-PLAUSIBLE_ALPHA = (0.5, 0.7)
+# Loads at which the recipe's own shape (of a race, its first) is measured too: longer contexts at batch 1, more rows at
+# the shortest.
+LONG_CONTEXTS = (2048, 8192)
+BATCHES = (4, 16)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.plan", description=__doc__.split("\n")[0])
     parser.add_argument("recipe", nargs="?", help="a recipe, such as recipes/code.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
+    ask = "ask the cost model: draft=0.5 | alpha=0.8,k=4 | batch=16,context=8192 (may be repeated)"
+    parser.add_argument("--what-if", action="append", default=[], metavar="NAME=VALUE,...", help=ask)
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="a plan.json to read in place of measuring")
     parser.add_argument("--check", action="store_true", help="check the recipe, measure nothing")
     args = parser.parse_intermixed_args(argv)
     if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
@@ -51,21 +53,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.check:
             print(dump(recipe))  # noqa: T201 - the answer to --check
             return 0
-        plan = measure_plan(recipe)
-        path = Path(recipe.output_dir) / recipe.name / "plan.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(".plan.json.tmp")
-        temporary.write_text(json.dumps(plan, indent=2), encoding="utf-8")
-        os.replace(temporary, path)
+        questions = [parse(text) for text in args.what_if]
+        plan = read_plan(args.plan) if args.plan else measure_plan(recipe)
+        path = args.plan or _write(recipe, plan)
+        case = case_of_plan(plan, recipe.eval.max_new_tok)
     except (ValueError, OSError) as error:
         console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
         return 2
     out = Console()
     for table in tables(plan):
         out.print(table)
+    out.print(load_table(case))
+    if questions:
+        out.print(what_if_table(case, questions))
     out.print(verdict(plan, recipe.eval.min_speedup), highlight=False)
     console.print(f"plan: {path}", highlight=False)
     return 0
+
+
+def _write(recipe: Recipe, plan: dict[str, Any]) -> Path:
+    """plan.json beside the recipe's runs, whole or not at all."""
+    path = Path(recipe.output_dir) / recipe.name / "plan.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(".plan.json.tmp")
+    temporary.write_text(json.dumps(plan, indent=2), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """A plan that was measured before.
+
+    Raises:
+        ValueError: no plan of this command.
+    """
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"--plan {path}: not JSON ({error})") from error
+    if not isinstance(plan, dict) or not {"costs", "shapes", "device"} <= set(plan):
+        raise ValueError(f"--plan {path}: no plan; give the plan.json that python -m eval.plan wrote")
+    return plan
 
 
 def measure_plan(recipe: Recipe) -> dict[str, Any]:
@@ -93,7 +121,8 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
     target = load_model(found.folder, recipe.target.dtype, device)
     capacity = max(CONTEXTS) + 200
     runner = Runner(target, 1, capacity)
-    costs, shapes = [], []
+    costs: list[Costs] = []
+    shapes: list[dict[str, Any]] = []
     for name, config, head_rows in shapes_of(recipe, found.config):
         with torch.device(device):
             draft = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -101,6 +130,13 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
         size = param_counts(config, head_rows)
         log.info("measuring %s (%.1f M read a token)", name, size.read / 1e6)
         costs += measure_costs(runner, Runner(draft, 1, capacity, shortlist), recipe.eval.k, CONTEXTS, name=name)
+        if not shapes:
+            room = found.config.max_position_embeddings
+            for contexts, batch in loads_of(recipe, room):
+                log.info("measuring %s at batch %d, contexts %s", name, batch, ", ".join(map(str, contexts)))
+                wide = max(contexts) + 200
+                rows = Runner(target, batch, wide), Runner(draft, batch, wide, shortlist)
+                costs += measure_costs(*rows, recipe.eval.k, contexts, batch, name=name)
         shapes.append(
             {
                 "name": name,
@@ -122,6 +158,18 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
         "shapes": shapes,
         "costs": [c.to_json() for c in costs],
     }
+
+
+def loads_of(recipe: Recipe, room: int) -> list[tuple[list[int], int]]:
+    """(contexts, batch) at which the recipe's shape is measured beside the short contexts at batch 1.
+
+    Args:
+        recipe: its eval.batches are measured too.
+        room: positions of the target.
+    """
+    longer = sorted(c for c in {min(c, room - 200) for c in LONG_CONTEXTS} if c > max(CONTEXTS))
+    batches = sorted({*BATCHES, *recipe.eval.batches} - {1})
+    return [(longer, 1)] * bool(longer) + [([min(CONTEXTS)], batch) for batch in batches]
 
 
 def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None]]:
@@ -150,83 +198,6 @@ def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None]]:
     if rows is not None:
         found.append(("whole head", pruned_config(config, layers, *widths), None))
     return found
-
-
-def tables(plan: dict[str, Any]) -> list[Table]:
-    """One table of shapes, and for each shape one of draft lengths, at the shortest context."""
-    costs = [Costs.from_json(c) for c in plan["costs"]]
-    overview = Table(
-        title=f"Draft shapes on {plan['device']} ({plan['num_threads']} threads, {plan['dtype']}), batch 1"
-    )
-    for column in ("shape", "stored", "read", "context", "T ms", "t ms", "V(1) ms", "ceiling", "P ms (fit/diff/bytes)"):
-        overview.add_column(column, justify="left" if column == "shape" else "right")
-    sizes = {shape["name"]: shape for shape in plan["shapes"]}
-    for c in costs:
-        shape, kv = sizes[c.draft], c.prefix_kv_ms or {}
-        overview.add_row(
-            c.draft,
-            f"{shape['stored_frac']:.1%}",
-            f"{shape['read_frac']:.1%}",
-            str(c.context),
-            f"{c.T_ms:.2f}",
-            f"{c.t_ms:.2f}",
-            f"{model.verify_ms(c, 1):.2f}",
-            f"{model.ceiling(c).speedup:.2f}x",
-            " / ".join(f"{kv[name]:.2f}" for name in ("fit", "difference", "bandwidth")),
-        )
-    found = [overview]
-    for c in (c for c in costs if c.context == min(CONTEXTS)):
-        table = Table(title=f"{c.draft}: what k proposals need (context {c.context})")
-        alphas = (*PLAUSIBLE_ALPHA, 1.0)
-        heads = (
-            "k",
-            "cycle ms",
-            "break-even alpha",
-            *(f"tau for {s:g}x" for s in SPEEDUPS),
-            *(f"alpha {alpha:g}" for alpha in alphas),
-        )
-        for head in heads:
-            table.add_column(head, justify="right")
-        for k in c.ks:
-            even = model.break_even_alpha(c, k)
-            needed = [model.needed_tau(c, k, s) for s in SPEEDUPS]
-            table.add_row(
-                str(k),
-                f"{model.cycle_ms(c, k):.1f}",
-                "never" if even is None else f"{even:.2f}",
-                *("never" if tau is None else f"{tau:.2f}" for tau in needed),
-                *(f"{model.predicted_speedup(c, k, alpha):.2f}x" for alpha in alphas),
-            )
-        found.append(table)
-    return found
-
-
-def verdict(plan: dict[str, Any], min_speedup: float) -> str:
-    """One line: train this shape, another one, or none.
-
-    Args:
-        plan: plan.json.
-        min_speedup: what the recipe asks for.
-    """
-    costs = [Costs.from_json(c) for c in plan["costs"] if c["context"] == min(CONTEXTS)]
-    perfect = {c.draft: max(model.predicted_speedup(c, k, 1.0) for k in c.ks) for c in costs}
-    likely = {c.draft: max(model.predicted_speedup(c, k, PLAUSIBLE_ALPHA[0]) for k in c.ks) for c in costs}
-    best = max(perfect, key=lambda name: perfect[name])
-    if perfect[best] < min_speedup:
-        return f"Do not train: even a perfect draft gives {perfect[best]:.2f}x here (asked for {min_speedup:.2f}x)."
-    other = max(likely, key=lambda name: likely[name])
-    if "recipe" not in likely:
-        return (
-            f"At alpha {PLAUSIBLE_ALPHA[0]} for all of them '{other}' is fastest ({likely[other]:.2f}x), at most "
-            f"{perfect[other]:.2f}x; they will not accept alike, so race them."
-        )
-    own = likely["recipe"]
-    text = (
-        f"The recipe's shape gives {own:.2f}x at alpha {PLAUSIBLE_ALPHA[0]} and at most {perfect['recipe']:.2f}x. "
-        f"At that alpha the fastest shape is '{other}' ({likely[other]:.2f}x); a smaller draft accepts less, so "
-        "train both before believing it."
-    )
-    return text if own >= min_speedup else f"Doubtful: {text}"
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ from rich.text import Text
 from eval import show
 from eval.canvas import Figure
 from eval.cells import Settings, build_cells, overall
-from eval.choice import choose
+from eval.choice import choose, judged_pool
 from eval.definitions import DEFINITIONS
+from eval.explain import explain
 from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
+from eval.predict import error_of
 from eval.records import RequestRow, errors, measured
-from eval.verdict import decide
+from eval.verdict import decide, judged_arm
 from eval.views import (
     Report,
     arm_label,
@@ -34,7 +36,7 @@ from eval.views import (
     struck,
 )
 
-FORMAT = 1
+FORMAT = 2
 
 
 def build_report(
@@ -61,12 +63,25 @@ def build_report(
     drafts = [dict(d) for d in settings.get("drafts", [])]
     sizes = {d["name"]: int(d.get("read_params") or d.get("stored_params") or 0) for d in drafts}
     choice = choose(cells, used, sizes)
-    judged = overall(cells) + overall(cells, used.domain)
+    pool = judged_pool(cells, used.objective, used.domain)
+    judged = overall(cells) + pool
     for cell in cells:
         # The pooled cells hold every pair already; a copy for each domain would double the file.
         if cell not in judged:
             cell["pairs"] = []
     failed = [r for r in rows if r.error is not None]
+    about = judged_arm(choice)
+    mine = next((c for c in pool if about and c["arm"] == about["arm"]), None)
+    modelled, fitted = explain(kept, plan, cells, mine)
+    verdict = decide(
+        cells,
+        choice,
+        used,
+        len(failed),
+        {d["name"]: d for d in drafts},
+        fitted.surfaces.get(mine["draft"]) if mine else None,
+        error_of(modelled["held_out"]),
+    )
     return {
         "format": FORMAT,
         "device": settings.get("device") or sorted({r.device for r in rows}),
@@ -84,7 +99,9 @@ def build_report(
         "errors": errors(rows),
         "cells": cells,
         "choice": choice,
-        "verdict": decide(cells, choice, used, len(failed)),
+        "verdict": verdict,
+        "model": modelled,
+        "against": None,
         "costs": [dict(c) for c in (plan or {}).get("costs", [])],
         "provenance": dict(provenance),
     }

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from distill.provenance import collect
 from distill.recipe import Recipe, dump, load_recipe
+from eval.against import before_after, read_earlier
 from eval.budget import Budget
 from eval.cells import Settings
 from eval.race import Race
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
     parser.add_argument("--draft", action="append", type=Path, metavar="DIR", help="draft folder (default: the latest)")
     parser.add_argument("--out", type=Path, help="evaluation folder (default: eval/ beside the first draft)")
+    parser.add_argument("--against", type=Path, metavar="REPORT", help="an earlier report.json to set beside")
     parser.add_argument("--gate", action="store_true", help="exit 1 when the verdict is no-go")
     parser.add_argument("--check", action="store_true", help="check the recipe and the draft folders, measure nothing")
     args = parser.parse_intermixed_args(argv)
@@ -60,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         recipe = load_recipe(args.recipe, args.overrides)
         folders = args.draft or [Path(recipe.output_dir) / recipe.name / "latest" / "draft"]
         names = draft_names(folders)
+        earlier = read_earlier(args.against) if args.against else None
         if args.check:
             from distill.checkpoint import read_draft
 
@@ -67,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 read_draft(path)
             print(dump(recipe))  # noqa: T201 - the answer to --check
             return 0
-        report, folder = evaluate(recipe, names, args.out)
+        report, folder = evaluate(recipe, names, args.out, earlier)
     except (ValueError, OSError) as error:
         console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
         return 2
@@ -106,13 +109,16 @@ def draft_names(folders: Sequence[Path]) -> dict[str, Path]:
     return names
 
 
-def evaluate(recipe: Recipe, drafts: dict[str, Path], out: Path | None = None) -> tuple[dict[str, Any], Path]:
+def evaluate(
+    recipe: Recipe, drafts: dict[str, Path], out: Path | None = None, earlier: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], Path]:
     """Measures the drafts of a recipe and writes the report.
 
     Args:
         recipe: its target, traffic.heldout and eval stages count.
         drafts: folders by name.
         out: evaluation folder; None makes eval/<time> beside the first draft.
+        earlier: a report to set beside this one.
 
     Returns:
         the report and its folder.
@@ -145,6 +151,12 @@ def evaluate(recipe: Recipe, drafts: dict[str, Path], out: Path | None = None) -
     settings |= _measure(recipe, bench, traffic.requests, arms, rows_path)
     _write_json(out / "run.json", run)
     report = build_report(read_rows(rows_path), plan, provenance, settings)
+    if earlier is not None:
+        try:
+            report["against"] = before_after(earlier, report)
+        except ValueError as fault:
+            # Hours of rows are worth a report without this one figure.
+            log.warning("no before and after: %s", fault)
     write_report(out, report)
     return report, out
 

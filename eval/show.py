@@ -31,7 +31,9 @@ def percent(value: float | None, digits: int = 0) -> str:
 
 def gain(value: float | None) -> str:
     """0.083 -> "+8%"; "" where nothing could be predicted."""
-    return "" if value is None else f"{value:+.0%}"
+    if value is None:
+        return ""
+    return "0%" if abs(value) < 0.005 else f"{value:+.0%}"
 
 
 def ms(value: float | None) -> str:

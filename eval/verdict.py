@@ -6,12 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.costs import Costs
-from eval.cells import Cell, Settings, overall
-from eval.records import ALL, LOOKUP
-from eval.rules import RULES, Facts, Rule, lookup_value
+from engine.surface import Surface
+from eval.cells import Cell, Settings
+from eval.choice import judged_pool, rank_key
+from eval.facts import Facts
+from eval.records import ALL, LOOKUP, PHASES, arm_name
+from eval.rules import RULES, apply
 
 
-def decide(cells: Sequence[Cell], choice: Mapping[str, Any], settings: Settings, num_errors: int = 0) -> dict[str, Any]:
+def judged_arm(choice: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arm that a verdict is about: the best trained draft, else the best look-up; None without any."""
+    arms = [c for c in choice["ranking"] if c["k"]]
+    return next((c for c in arms if c["draft"] != LOOKUP), arms[0] if arms else None)
+
+
+def decide(
+    cells: Sequence[Cell],
+    choice: Mapping[str, Any],
+    settings: Settings,
+    num_errors: int = 0,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
+    surface: Surface | None = None,
+    held_out_error: float | None = None,
+) -> dict[str, Any]:
     """The verdict on the best trained draft (on look-up when no draft was measured).
 
     Args:
@@ -19,43 +36,68 @@ def decide(cells: Sequence[Cell], choice: Mapping[str, Any], settings: Settings,
         choice: of `choose`.
         settings: of the report.
         num_errors: failed rows.
+        sizes: what is known of each draft (layers, head_rows, ...), by name.
+        surface: of the judged draft, where the rows gave one.
+        held_out_error: of the cost model.
 
     Returns:
-        `go`; `status` ("go", "no-go" or "insufficient"); `headline`; `arm` that was judged; `reasons`: every deciding
-        rule, passed or not, then the advice that was triggered, the largest predicted gain first. Each reason has
-        {rule, figure, threshold, remedy, predicted_gain} and passes, decides, passed, unit. `domains`: the same arm in
-        each domain alone.
+        `go`; `status` ("go", "no-go" or "insufficient"); `headline`; `arm` that was judged; `num_requests` that the
+        verdict rests on; `notices`: what the headline must not be read without; `tallest`: the phase with the largest
+        share and the remedy for it; `reasons`: every deciding rule, passed or not, then the advice that was triggered,
+        the largest predicted gain first. Each reason is what `rules.apply` gives. `domains`: the same arm in each
+        domain alone.
     """
-    pool = overall(cells, settings.domain)
+    pool = judged_pool(cells, settings.objective, settings.domain)
     baseline = next((c for c in pool if c["k"] == 0), None)
-    arms = [c for c in choice["ranking"] if c["k"]]
-    judged = next((c for c in arms if c["draft"] != LOOKUP), arms[0] if arms else None)
+    judged = judged_arm(choice)
     if baseline is None or judged is None:
         return _insufficient(pool, baseline, settings)
     cell = next(c for c in pool if c["arm"] == judged["arm"])
+    chain = bool(cell["costs"]) and cell["draft"] != LOOKUP
     facts = Facts(
-        cell,
-        baseline,
-        settings,
-        [c for c in cells if _same_arm(c, cell) and c["domain"] != ALL and c["status"] == "ok"],
-        lookup_value(choice["ranking"]) if judged["draft"] != LOOKUP else None,
-        judged["value"],
-        judged["low"],
-        num_errors,
-        max((d["regret"] for d in choice["by_domain"].values()), default=None),
-        Costs.from_json(cell["costs"]) if cell["costs"] and cell["draft"] != LOOKUP else None,
+        cell=cell,
+        baseline=baseline,
+        settings=settings,
+        domains=[c for c in cells if _like(c, cell, "arm", "group", "batch") and c["domain"] != ALL],
+        groups=sorted(
+            (c for c in cells if _like(c, cell, "arm", "domain", "batch") and c["group"] != ALL),
+            key=lambda c: c["context_tok"]["p50"],
+        ),
+        siblings=[c for c in pool if c["draft"] == cell["draft"] and c["arm"] != cell["arm"] and c["status"] == "ok"],
+        lookup=choice["lookup"] if judged["draft"] != LOOKUP else None,
+        value=judged["value"],
+        low=judged["low"],
+        num_errors=num_errors,
+        domain_regret=max((d["regret"] for d in choice["by_domain"].values()), default=None),
+        costs=Costs.from_json(cell["costs"]) if chain else None,
+        size=(sizes or {}).get(cell["draft"], {}),
+        surface=surface,
+        held_out_error=held_out_error,
     )
-    reasons = [r for r in (_apply(rule, facts) for rule in RULES) if r and (r["decides"] or not r["passed"])]
+    reasons = [r for r in (apply(rule, facts) for rule in RULES) if r and (r["decides"] or not r["passed"])]
     go = all(r["passed"] for r in reasons if r["decides"])
     advice = sorted((r for r in reasons if not r["decides"]), key=lambda r: -(r["predicted_gain"] or 0.0))
     return {
         "go": go,
         "status": "go" if go else "no-go",
-        "headline": _headline(go, judged, choice, settings),
+        "headline": headline(go, judged, choice, settings),
         "arm": judged["arm"],
+        "num_requests": choice["num_requests"],
+        "notices": notices(judged, choice, cells),
+        "tallest": _tallest(cell, advice),
         "domains": {c["domain"]: _domain(c, settings) for c in facts.domains},
         "reasons": [r for r in reasons if r["decides"]] + advice,
     }
+
+
+def _tallest(cell: Cell, advice: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The phase that takes most of the judged arm's time, and what the table says about it."""
+    if not cell["share"]:
+        return None
+    name, share = max(((n, cell["share"][n]) for n in PHASES), key=lambda found: found[1])
+    about = next((r for r in advice if r["bar"] == name), None)
+    kept = ("rule", "figure", "threshold", "remedy", "predicted_gain", "unit")
+    return {"phase": name, "share": share, "advice": {n: about[n] for n in kept} if about else None}
 
 
 def _domain(cell: Cell, settings: Settings) -> dict[str, Any]:
@@ -73,28 +115,9 @@ def _domain(cell: Cell, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _same_arm(one: Cell, other: Cell) -> bool:
-    return all(one[name] == other[name] for name in ("arm", "group", "batch"))
-
-
-def _apply(rule: Rule, facts: Facts) -> dict[str, Any] | None:
-    """The reason that a rule gives; None where its figure was not measured."""
-    figure = rule.figure(facts)
-    if figure is None:
-        return None
-    threshold = getattr(facts.settings, rule.threshold) if isinstance(rule.threshold, str) else rule.threshold
-    passed = figure >= threshold if rule.passes == ">=" else figure <= threshold
-    return {
-        "rule": rule.name,
-        "figure": figure,
-        "threshold": threshold,
-        "remedy": "" if passed else rule.remedy,
-        "predicted_gain": None if passed else rule.gain(facts),
-        "passes": rule.passes,
-        "decides": rule.decides,
-        "passed": passed,
-        "unit": rule.unit,
-    }
+def _like(one: Cell, other: Cell, *names: str) -> bool:
+    """A cell with figures that agrees with another in these."""
+    return one["status"] == "ok" and all(one[name] == other[name] for name in names)
 
 
 def _insufficient(pool: Sequence[Cell], baseline: Cell | None, settings: Settings) -> dict[str, Any]:
@@ -110,6 +133,8 @@ def _insufficient(pool: Sequence[Cell], baseline: Cell | None, settings: Setting
         "threshold": needed,
         "remedy": "measure more: raise eval.num_requests",
         "predicted_gain": None,
+        "remedies": [{"remedy": "measure more: raise eval.num_requests", "predicted_gain": None}],
+        "bar": "",
         "passes": ">=",
         "decides": True,
         "passed": False,
@@ -120,28 +145,66 @@ def _insufficient(pool: Sequence[Cell], baseline: Cell | None, settings: Setting
         "status": "insufficient",
         "headline": f"Insufficient: {why}.",
         "arm": None,
+        "num_requests": figure,
+        "notices": [],
+        "tallest": None,
         "domains": {},
         "reasons": [reason],
     }
 
 
-def _headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], settings: Settings) -> str:
-    """One sentence with the figure that decided."""
-    name = "prompt look-up" if judged["draft"] == LOOKUP else judged["draft"]
+def headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], settings: Settings) -> str:
+    """One sentence with the figure that decided and the number of requests that it rests on."""
     gained = {
         "latency@p50": "the median request is {:.2f}x faster",
         "latency@p95": "the p95 request time is {:.2f}x shorter",
-    }[settings.objective]
+    }.get(settings.objective, "{:.2f}x the " + rank_key(settings.objective).removesuffix(" over the baseline's"))
     if judged["value"] < 1:
         gained = "slower than no speculation, {:.2f}x"
-    interval = f"95% interval {judged['low']:.2f} to {judged['high']:.2f}"
+    num = choice["num_requests"]
+    span = "no interval" if judged["low"] is None else f"95% interval {judged['low']:.2f} to {judged['high']:.2f}"
+    interval = f"{span}, {num} request{'s' * (num != 1)}"
     where = "" if choice["domain"] in (None, ALL) else f" on {choice['domain']}"
-    what = f"{name} at k = {judged['k']}{where}: {gained.format(judged['value'])} ({interval})"
+    what = f"{in_words(judged)}{where}: {gained.format(judged['value'])} ({interval})"
+    rival = choice["lookup"]
     if go:
-        return f"Speculate with {what}."
+        return f"Speculate with {what}." + (_level(rival) if rival and judged["draft"] != LOOKUP else "")
     best = choice["ranking"][0]
     if best["draft"] == LOOKUP and judged["draft"] != LOOKUP:
-        return f"Prompt look-up at k = {best['k']} is faster ({best['value']:.2f}x) than the best draft, {what}."
+        how = "is as fast" if rival and rival["level"] else "is faster"
+        return f"{in_words(best, True)} {how} ({best['value']:.2f}x) and free; the best draft was {what}."
     if best["k"] == 0:
         return f"Serve without speculation. The best was {what}."
     return f"Do not ship yet. The best was {what}."
+
+
+def in_words(arm: Mapping[str, Any], begins: bool = False) -> str:
+    """An arm in a sentence."""
+    if arm.get("label") and arm["arm"] != arm_name(arm["draft"], arm["k"]):
+        return str(arm["label"])
+    name = ("Prompt look-up" if begins else "prompt look-up") if arm["draft"] == LOOKUP else arm["draft"]
+    return f"{name} at k = {arm['k']}"
+
+
+def _level(rival: Mapping[str, Any]) -> str:
+    """What must be said when a control that costs nothing can not be told from the draft."""
+    if not rival["level"]:
+        return ""
+    return f" Prompt look-up, which is free, is level with it ({rival['lookup_value']:.2f}x)."
+
+
+def notices(judged: Mapping[str, Any], choice: Mapping[str, Any], cells: Sequence[Cell]) -> list[str]:
+    """What the headline must not be read without: on what it rests, and what does as well for free."""
+    num, domain = choice["num_requests"], choice["domain"]
+    rest = max((c["num_requests"] for c in cells if c["domain"] == ALL and c["k"]), default=num)
+    of = f" of {domain}" if domain not in (None, ALL) else ""
+    said = [f"The verdict rests on {num} request{'s' * (num != 1)}{of}"
+            + (f"; {rest} were measured in all domains together." if rest > num else ".")]  # fmt: skip
+    rival = choice["lookup"]
+    if rival and judged["draft"] != LOOKUP:
+        ratio = f"the draft over it is {rival['value']:.2f}x, 95% interval {rival['low']:.2f} to {rival['high']:.2f}"
+        verdict = "no difference was shown" if rival["level"] else "the difference is more than chance"
+        said.append(f"Prompt look-up, the free control, gives {rival['lookup_value']:.2f}x: {ratio}; {verdict}.")
+    elif judged["draft"] != LOOKUP:
+        said.append("Prompt look-up, the free control, was not measured.")
+    return said

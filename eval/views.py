@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval import show
-from eval.cells import Cell, overall
-from eval.records import ALL, LOOKUP, PHASES
+from eval.cells import Cell
+from eval.choice import judged_pool
+from eval.records import ALL, LOOKUP, PHASES, arm_name
 
 Report = Mapping[str, Any]
 
@@ -21,7 +22,32 @@ def arm_label(cell: Mapping[str, Any], limit: int = 36) -> str:
     """An arm in words: "code-5pct, k = 3"; a long name is cut, k never."""
     if not cell["k"]:
         return "no speculation"
+    if cell.get("label") and cell["arm"] != arm_name(cell["draft"], cell["k"]):
+        return show.plain(cell["label"], limit + 12)
     return f"{show.plain(words(cell['draft']), limit)}, k = {cell['k']}"
+
+
+def is_chain(cell: Mapping[str, Any]) -> bool:
+    """Whether an arm drafts a fixed k, so that it stands on a line over k."""
+    return bool(cell["k"]) and cell["arm"] == arm_name(cell["draft"], cell["k"])
+
+
+def load_label(cell: Mapping[str, Any]) -> str:
+    """A load in a figure: context group, its typical context, batch."""
+    group = "all contexts" if cell["group"] == ALL else show.plain(cell["group"], 12)
+    return f"{group} ({cell['context_tok']['p50']:,.0f}), B = {cell['batch']}"
+
+
+def loads(report: Report, arm: str | None) -> list[Cell]:
+    """Cells of one arm in the judged domain, one for each context group and batch, shortest context first.
+
+    Groups pooled together are left out where there are several.
+    """
+    here = overall_cells(report)
+    domain = here[0]["domain"] if here else ALL
+    mine = [c for c in report["cells"] if c["arm"] == arm and c["domain"] == domain and c["status"] == "ok"]
+    apart = [c for c in mine if c["group"] != ALL]
+    return sorted(apart or mine, key=lambda c: (c["batch"], c["context_tok"]["p50"]))
 
 
 def draft_names(report: Report) -> list[str]:
@@ -33,7 +59,8 @@ def draft_names(report: Report) -> list[str]:
 def overall_cells(report: Report) -> list[Cell]:
     """The cells of the domain that is judged (or of all together), the baseline first."""
     return sorted(
-        overall(report["cells"], report["settings"]["domain"]), key=lambda c: (c["k"] > 0, c["draft"], c["k"])
+        judged_pool(report["cells"], report["settings"]["objective"], report["settings"]["domain"]),
+        key=lambda c: (c["k"] > 0, c["draft"], c["k"]),
     )
 
 
@@ -62,8 +89,9 @@ def ladder(report: Report, which: str) -> list[Cell]:
         for c in report["cells"]
         if c["draft"] == judged["draft"] and c["group"] == judged["group"] and c["batch"] == judged["batch"]
     ]
-    k = judged["k"] if which == "judged" else max(c["k"] for c in mine)
-    chosen = [c for c in mine if c["k"] == k and c["status"] == "ok"]
+    longest = max((c for c in mine if is_chain(c)), key=lambda c: c["k"], default=judged)
+    arm = judged["arm"] if which == "judged" else longest["arm"]
+    chosen = [c for c in mine if c["arm"] == arm and c["status"] == "ok"]
     return sorted(chosen, key=lambda c: c["domain"] == ALL)
 
 
@@ -168,15 +196,20 @@ def notes(report: Report) -> list[str]:
     best, longest = choice["acceptance_best"], choice["longest_accepted"]
     # Against another k of the same draft alpha says nothing: it falls with k.
     mine = next(c for c in choice["ranking"] if c["arm"] == choice["arm"])
-    rivals = []
+    rivals: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     if best and choice["k"] and best["draft"] != choice["draft"] and (best["alpha"] or 0) > (mine["alpha"] or 0):
-        rivals.append((best, "the highest acceptance"))
+        rivals.setdefault(best["arm"], (best, []))[1].append("the highest acceptance")
     if longest and (longest["tau"] or 0) > (mine["tau"] or 1):
-        rivals.append((longest, "the most tokens a cycle"))
-    for other, what in rivals:
+        rivals.setdefault(longest["arm"], (longest, []))[1].append("the most tokens a cycle")
+    for other, what in rivals.values():
         acceptance = f"alpha {show.number(other['alpha'])}, tau {show.number(other['tau'])}"
         end = f"still ends at {show.speed(other['value'])}: acceptance does not decide"
-        said.append(f"{arm_label(other)} has {what} ({acceptance}) and {end}.")
+        said.append(f"{arm_label(other)} has {' and '.join(what)} ({acceptance}) and {end}.")
+    if choice["grid_regret"] is not None:
+        said.append(
+            f"Against the best arm of the whole grid, each rival on the requests that it shares with the choice, the "
+            f"choice loses {show.percent(choice['grid_regret'], 1)}."
+        )
     if choice["left_out"]:
         said.append(f"Not compared, too few requests: {', '.join(choice['left_out'])}.")
     return said

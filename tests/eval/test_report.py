@@ -21,7 +21,10 @@ from eval.report import build_report, terminal_table, write_report
 from eval.show import compact, figure, gain, interval, ms, number, percent, plain, speed
 from tests.eval.rows import SMALL, make_plan, make_row, make_run
 
-FIGURES = {"waterfall", "phase_shares", "speedup_by_k", "inversion", "acceptance", "requests", "costs", "prediction"}
+FIGURES = {
+    "waterfall", "phase_shares", "speedup_by_k", "inversion", "acceptance", "verify_surface", "costs", "prediction",
+    "what_if", "requests",
+}  # fmt: skip
 EVIL = "<script>alert(1)</script> | `x` **b** $\\alpha$ & \"q\" 'r' [l](http://e.vil)"
 PROVENANCE = {
     "git": {"sha": "0123abc", "dirty": False},
@@ -99,7 +102,7 @@ def test_json_has_the_contract(written: Path) -> None:
         raise AssertionError(text)
 
     report = json.loads((written / "report.json").read_text(), parse_constant=refuse)
-    assert report["format"] == 1
+    assert report["format"] == 2
     assert {"device", "target", "drafts", "cells", "choice", "verdict", "provenance"} <= set(report)
     assert {"draft", "policy", "objective", "regret"} <= set(report["choice"])
     assert set(report["verdict"]) >= {"go", "reasons"}
@@ -242,8 +245,8 @@ def test_no_phased_rows_leave_shares_out(tmp_path: Path) -> None:
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="report format is 2"):
-        write_report(tmp_path, {"format": 2})
+    with pytest.raises(ValueError, match="report format is 1"):
+        write_report(tmp_path, {"format": 1})
 
 
 def test_words_of_the_page_are_in_the_docs() -> None:

@@ -1,0 +1,274 @@
+"""What the rules of the verdict look at, and what the cost model says that each remedy gives. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine import costs as model
+from engine.costs import Costs
+from engine.surface import Surface
+from engine.tree import build_tree
+from eval.cells import Cell, Settings
+
+# A tree's gain is computed as if a second candidate took this part of what the first misses; rows do not hold it.
+SECOND_TAKES_FRAC = 0.25
+# Newest tokens that a windowed draft still sees.
+WINDOW_TOK = 256
+# Rows that would share one host gap in a batch.
+SHARING_ROWS = 4
+Gain = Callable[["Facts"], float | None]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules look at.
+
+    Attributes:
+        cell: the arm under judgement, over all requests of what is judged.
+        baseline: k = 0 on the same requests.
+        settings: of the report.
+        domains: the same arm by domain.
+        groups: the same arm by context group, shortest context first.
+        siblings: the other arms of the same draft on the same requests.
+        lookup: the draft against the best look-up arm, {arm, value, low, high}; None when none was measured.
+        value, low: objective of the arm under judgement and its interval's low end.
+        num_errors: failed rows.
+        domain_regret: the most that the common choice loses in any domain against that domain's best arm.
+        costs: of the arm, for "what if"; None for look-up, whose proposals the model does not describe.
+        size: of the draft: layers, hidden_size, head_rows, read_params.
+        surface: costs by context and batch; None without a fit.
+        held_out_error: mean absolute error of the model on held-out cells.
+    """
+
+    cell: Cell
+    baseline: Cell
+    settings: Settings
+    domains: Sequence[Cell] = ()
+    groups: Sequence[Cell] = ()
+    siblings: Sequence[Cell] = ()
+    lookup: Mapping[str, Any] | None = None
+    value: float | None = None
+    low: float | None = None
+    num_errors: int = 0
+    domain_regret: float | None = None
+    costs: Costs | None = None
+    size: Mapping[str, Any] = field(default_factory=dict)
+    surface: Surface | None = None
+    held_out_error: float | None = None
+
+    def share(self, name: str) -> float | None:
+        """A phase's share, None where it was not measured."""
+        return (self.cell["share"] or {}).get(name)
+
+    def predicted(
+        self, costs: Costs | None = None, accept: Sequence[float] | None = None, k: int | None = None
+    ) -> float:
+        """Speedup of this cell's mean request, with some part of the model replaced."""
+        used, kept = costs or self.costs, accept or positions(self.cell)
+        assert used is not None
+        return model.predicted_speedup(used, self.cell["k"] if k is None else k, kept, **self.cell["request"])
+
+
+def positions(cell: Cell) -> list[float]:
+    """Measured conditional acceptances of a cell."""
+    return [p["c"] for p in cell["accept_by_position"] if p["c"] is not None]
+
+
+def changed(facts: Facts, **change: Any) -> float | None:
+    """Predicted speedup after the change over that before, minus 1."""
+    if facts.costs is None or not positions(facts.cell):
+        return None
+    return facts.predicted(**change) / facts.predicted() - 1
+
+
+# -- remedies --
+
+
+def cheaper(**parts: float) -> Gain:
+    """Some parts of the cycle take a fraction of their time."""
+    return lambda f: changed(f, costs=model.scaled(f.costs, **parts)) if f.costs else None
+
+
+def more_accepted(step: float) -> Gain:
+    """Every position accepts so much more."""
+    return lambda f: changed(f, accept=[min(1.0, c + step) for c in positions(f.cell)])
+
+
+def best_k(facts: Facts) -> float | None:
+    """The best fixed k, or none."""
+    if facts.costs is None or not positions(facts.cell):
+        return None
+    _, best = model.best_k(facts.costs, positions(facts.cell), **facts.cell["request"])
+    return max(0.0, best / facts.predicted() - 1)
+
+
+def off(facts: Facts) -> float | None:
+    """No speculation, where that is faster."""
+    return max(0.0, 1 / facts.value - 1) if facts.value else None
+
+
+def off_where_slower(facts: Facts) -> float | None:
+    """No speculation for the requests that it made slower: known afterwards, so no policy gives more."""
+    pairs = facts.cell["pairs"]
+    if not pairs:
+        return None
+    return sum(p["arm_ms"] for p in pairs) / sum(min(p["arm_ms"], p["base_ms"]) for p in pairs) - 1
+
+
+def own_k(facts: Facts) -> float | None:
+    """For each request the best of the measured arms of this draft, or none: an adaptive policy gives this at most."""
+    times = {p["request_id"]: [p["arm_ms"], p["base_ms"]] for p in facts.cell["pairs"]}
+    spent = sum(own for own, _ in times.values())
+    for cell in facts.siblings:
+        for p in cell["pairs"]:
+            if p["request_id"] in times:
+                times[p["request_id"]].append(p["arm_ms"])
+    return spent / sum(min(found) for found in times.values()) - 1 if times else None
+
+
+def captured(facts: Facts) -> float | None:
+    """Draft steps at the captured speed."""
+    eager, graph = facts.cell["t_eager_ms"], facts.cell["t_graph_ms"]
+    return cheaper(draft=graph / eager)(facts) if eager and graph else None
+
+
+def half_of(part: str) -> Gain:
+    """Half the layers, or half the head: parameters read a token stand for time."""
+
+    def gain(facts: Facts) -> float | None:
+        size = facts.size
+        if not size.get("read_params") or not size.get("head_rows") or not size.get("hidden_size"):
+            return None
+        head = min(1.0, size["head_rows"] * size["hidden_size"] / size["read_params"])
+        return cheaper(draft=1 - 0.5 * (head if part == "head" else 1 - head))(facts)
+
+    return gain
+
+
+def as_tree(facts: Facts) -> float | None:
+    """The best tree with as many nodes as the costs reach, in place of the chain."""
+    costs, accept = facts.costs, positions(facts.cell)
+    if costs is None or not accept or facts.cell["batch"] > 1:
+        return None
+    most = min(16, max(costs.V_ms))
+    if most < 2:
+        return None
+    by_rank = [[c, (1 - c) * SECOND_TAKES_FRAC] for c in accept]
+    tree = build_tree(
+        by_rank, lambda n: model.verify_ms(costs, n), costs.t_ms, most, most, 2, costs.d0_ms + costs.S_ms + costs.H_ms
+    )
+    request = facts.cell["request"]
+    decoding = request["new_tok"] - 1
+    base = request["prefill_ms"] + costs.T_ms * decoding
+    spent = request["prefill_ms"] + request["draft_prefill_ms"] + decoding / tree.tokens_per_ms
+    return max(0.0, base / spent / facts.predicted() - 1)
+
+
+def windowed(facts: Facts) -> float | None:
+    """The draft sees its newest tokens only; what context adds to its step is gone."""
+    if facts.surface is None or facts.costs is None or not facts.costs.t_ms:
+        return None
+    context, batch = facts.cell["context_tok"]["p50"], facts.cell["batch"]
+    short, whole = (facts.surface.t.at(c, batch) for c in (min(context, WINDOW_TOK), context))
+    return cheaper(draft=short / whole)(facts) if whole else None
+
+
+# -- figures --
+
+
+def launch_bound(facts: Facts) -> float | None:
+    """1 - t_graph / t_eager."""
+    eager, graph = facts.cell["t_eager_ms"], facts.cell["t_graph_ms"]
+    return 1 - graph / eager if eager and graph else None
+
+
+def prefix_rise(facts: Facts) -> float | None:
+    """Prefix KV share in the longest context group less that in the shortest."""
+    shares = [(c["share"] or {}).get("prefix_kv") for c in facts.groups]
+    known = [s for s in shares if s is not None]
+    return known[-1] - known[0] if len(known) > 1 else None
+
+
+def trained(facts: Facts) -> Cell | None:
+    """The cell of the domain that the draft was trained on."""
+    return next((c for c in facts.domains if c["domain"] == facts.settings.domain and c["alpha"] is not None), None)
+
+
+def worst(facts: Facts) -> Cell | None:
+    """The domain that accepts least."""
+    return min((c for c in facts.domains if c["alpha"] is not None), key=lambda c: c["alpha"], default=None)
+
+
+def domain_gap(facts: Facts) -> float | None:
+    """Acceptance of the training domain less that of the worst."""
+    here, there = trained(facts), worst(facts)
+    return here["alpha"] - there["alpha"] if here and there else None
+
+
+def domain_gain(facts: Facts) -> float | None:
+    """The worst domain at the training domain's acceptance."""
+    here, there = trained(facts), worst(facts)
+    if not here or not there or not there["costs"] or not positions(there):
+        return None
+    lost = Facts(there, facts.baseline, facts.settings, costs=Costs.from_json(there["costs"]))
+    return changed(lost, accept=positions(here))
+
+
+def own_choice(facts: Facts) -> float | None:
+    """The domain that loses most, with its own best arm."""
+    return 1 / (1 - facts.domain_regret) - 1 if facts.domain_regret is not None else None
+
+
+def margin(facts: Facts) -> float | None:
+    """alpha - alpha*."""
+    alpha, needed = facts.cell["alpha"], facts.cell["alpha_break_even"]
+    return alpha - needed if alpha is not None and needed is not None else None
+
+
+def first(facts: Facts) -> float | None:
+    """A_1: unlike the pooled alpha it does not fall with k, so one threshold serves every k."""
+    return next((p["A"] for p in facts.cell["accept_by_position"]), None)
+
+
+def perfect(facts: Facts) -> float | None:
+    """Speedup if every token were accepted."""
+    return facts.predicted(accept=[1.0]) if facts.costs else None
+
+
+def draft_step(facts: Facts) -> float | None:
+    """A draft token's time over a target token's."""
+    return facts.costs.t_ms / facts.costs.T_ms if facts.costs else None
+
+
+def tail(facts: Facts) -> float | None:
+    """p95 end to end, baseline over the arm."""
+    ours, base = facts.cell["e2e_ms"], facts.baseline["e2e_ms"]
+    return base["p95"] / ours["p95"] if ours and base else None
+
+
+def exact(facts: Facts) -> float | None:
+    """Share of equal texts where they must be equal."""
+    greedy_fp32 = facts.cell["dtype"] == "float32" and facts.cell["temperature"] == [0.0]
+    return facts.cell["same_text_frac"] if greedy_fp32 else None
+
+
+def nearly_exact(facts: Facts) -> float | None:
+    """Share of equal texts where ties may differ."""
+    greedy_low = facts.cell["dtype"] != "float32" and facts.cell["temperature"] == [0.0]
+    return facts.cell["same_text_frac"] if greedy_low else None
+
+
+def spread(facts: Facts) -> float | None:
+    """Spread of the prefix KV estimates, where prefix KV is a twentieth of the time or more."""
+    share = facts.share("prefix_kv")
+    return facts.cell["prefix_kv_spread_frac"] if share is not None and share >= 0.05 else None
+
+
+def prediction_error(facts: Facts) -> float | None:
+    """Mean error on held-out cells; without these, of this cell by the plan's costs."""
+    if facts.held_out_error is not None:
+        return facts.held_out_error
+    error = facts.cell["prediction_error_frac"]
+    return None if error is None else abs(error)
