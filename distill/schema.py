@@ -218,6 +218,7 @@ class TrainerStage(Stage):
         accelerator, devices, num_nodes, strategy, precision: of Lightning's Trainer.
         num_threads: CPU threads; null leaves torch's choice.
         graph: capture CUDA graphs when the device is CUDA.
+        compile: run the evaluation's steps through torch.compile; each shape takes half a minute on a CPU.
     """
 
     accelerator: Literal["cpu", "cuda", "auto"] = "auto"
@@ -227,6 +228,7 @@ class TrainerStage(Stage):
     precision: Literal["32-true", "bf16-mixed"] = "bf16-mixed"
     num_threads: Positive | None = None
     graph: bool = True
+    compile: bool = False
 
 
 class Recipe(Stage):

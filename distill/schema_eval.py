@@ -22,6 +22,7 @@ from distill.fields import (
 
 Rows = Annotated[int, Field(ge=1, le=64)]
 Nodes = Annotated[int, Field(ge=2, le=64)]
+Recent = Annotated[int, Field(ge=32)]
 LATENCY = ("latency@p50", "latency@p95")
 THROUGHPUT = re.compile(r"throughput@([1-9][0-9]?)")
 
@@ -47,6 +48,7 @@ class Eval(Stage):
         policies: fixed tries every k; adaptive chooses each cycle's k from past cycles, the largest of `k` at most.
         rule: how sampled proposals are accepted, token by token or as a block. Trees have a rule of their own.
         tree_nodes: try the best tree of at most so many proposals, where measured costs say that it wins; null is none.
+        windows: recent tokens that a draft keeps (with the first 4), to try beside the draft that keeps all.
         self_layers: try self-speculation by so many of the target's first layers; null is none.
         lookup: also run the prompt look-up control.
         temperature, top_p, top_k: of the served target; 0 is greedy.
@@ -74,6 +76,7 @@ class Eval(Stage):
     )
     rule: Literal["token", "block"] = "token"
     tree_nodes: Nodes | None = None
+    windows: Annotated[tuple[Recent, ...], AfterValidator(distinct)] = ()
     self_layers: Positive | None = None
     lookup: bool = True
     temperature: Temperature = 0.0

@@ -78,7 +78,7 @@ def grid(stage: Eval, drafts: Iterable[str]) -> list[Arm]:
         drafts: names of the drafts.
 
     Returns:
-        the baseline first; then each draft at every k, its adaptive policy, and both controls.
+        the baseline first; then each draft at every k, its adaptive policy, its windows, and both controls.
     """
     arms, most = [Arm("", 0)], max(stage.k)
     for draft in drafts:
@@ -87,6 +87,8 @@ def grid(stage: Eval, drafts: Iterable[str]) -> list[Arm]:
                 arms += [Arm(draft, k, "fixed", stage.rule, None, temperature) for k in stage.k]
             if "adaptive" in stage.policies:
                 arms.append(Arm(draft, most, "adaptive", stage.rule, None, temperature))
+        for recent in stage.windows:
+            arms += [Arm(draft, k, rule=stage.rule, recent=recent) for k in stage.k]
     if stage.lookup:
         arms.append(Arm(LOOKUP, most, rule=stage.rule))
     if stage.self_layers is not None:

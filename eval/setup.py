@@ -23,6 +23,7 @@ from engine.cache import kv_bytes_per_token
 from engine.costs import Costs
 from engine.model import Runner
 from engine.warp import Warp
+from eval.arms import Arm
 from eval.measure import Bench, EvalRequest, Load, RequestSet
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     stage = recipe.eval
     device, dtype, code = device_of(recipe), recipe.target.dtype, recipe.target.trust_remote_code
     graph, graph_why = graph_of(recipe, device)
+    compiled = recipe.trainer.compile
     folder = resolve(recipe.target.model, recipe.target.revision)
     tokenizer = load_tokenizer(folder)
     target = load_model(folder, dtype, device, code)
@@ -93,7 +95,10 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         verify_draft(path, load_tokenizer(str(path)), tokenizer, rows)
         draft = read_draft(path)
         model = load_model(str(path), dtype, device)
-        runners[name] = Runner(model, batch, capacity, draft.shortlist, rows)
+        for arm in (Arm(name, 1), *(Arm(name, 1, recent=recent) for recent in stage.windows)):
+            runners[arm.runner] = Runner(
+                model, batch, capacity, draft.shortlist, rows, compile=compiled, recent=arm.recent
+            )
         count = param_counts(model, None if draft.shortlist is None else draft.shortlist.numel())
         memory[name] = _memory(model, count.stored)
         described.append(
@@ -122,11 +127,13 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         "num_threads": torch.get_num_threads(),
         "attention": "scaled_dot_product_attention over a slab",
         "graph": graph_why,
+        "compile": "on: chain steps" if compiled else "off: trainer.compile is false",
         "eos_ids": list(eos),
         "left_out": traffic.left_out,
         "memory": memory,
     }
-    return Bench(Runner(target, batch, capacity, vocab=rows), runners, load, graph), traffic, meta
+    runner = Runner(target, batch, capacity, vocab=rows, compile=compiled)
+    return Bench(runner, runners, load, graph), traffic, meta
 
 
 def _memory(model: PreTrainedModel, stored: int) -> dict[str, int]:

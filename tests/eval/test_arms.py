@@ -43,6 +43,7 @@ def test_the_grid_with_everything() -> None:
         rule="block",
         temperature=1.0,
         draft_temperatures=(0.5,),
+        windows=(256,),
         self_layers=6,
         lookup=False,
     )
@@ -50,6 +51,7 @@ def test_the_grid_with_everything() -> None:
         "baseline",
         *("draft:a@k1+block", "draft:a@k4+block", "draft:a@adaptive4+block"),
         *("draft:a@k1+block+t0.5", "draft:a@k4+block+t0.5", "draft:a@adaptive4+block+t0.5"),
+        *("draft:a@k1+block+recent256", "draft:a@k4+block+recent256"),
         *("self-6@k1+block", "self-6@k4+block"),
     ]
-    assert len({arm.name for arm in grid(stage, ["a"])}) == 9
+    assert len({arm.name for arm in grid(stage, ["a"])}) == 11
