@@ -33,13 +33,16 @@ class PackedLinear(nn.Linear):
     _packed: tuple[tuple[int, int], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = torch.is_grad_enabled() or x.dtype != torch.bfloat16 or not pays(self.weight)
-        if plain or torch.compiler.is_compiling():  # the compiler packs by itself
+        # The compiler packs by itself, and can not trace the question whether it pays.
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not self._pays(x):
             return linear(x, self.weight, self.bias)
         state = self.weight.data_ptr(), self.weight._version
         if self._packed is None or self._packed[0] != state:
             self._packed = state, pack(self.weight)
         return packed_linear(x, self._packed[1], self.bias)
+
+    def _pays(self, x: Tensor) -> bool:
+        return x.dtype == torch.bfloat16 and pays(self.weight)
 
     def __getstate__(self) -> dict[str, object]:
         # An opaque tensor can be neither copied nor pickled; the copy packs its own.

@@ -136,7 +136,7 @@ def evaluate(
 
     bench, traffic, meta = set_up(recipe, drafts)
     plan = {**costs_of(recipe, bench, traffic.requests), "memory": meta.pop("memory")}
-    arms, plan["trees"] = _arms(recipe, bench, traffic)
+    arms, plan["trees"] = _arms(recipe, bench, traffic, list(drafts))
     provenance = collect(recipe.seed, str(bench.target.device))
     settings = {
         **recipe.eval.model_dump(mode="json"),
@@ -161,16 +161,18 @@ def evaluate(
     return report, out
 
 
-def _arms(recipe: Recipe, bench: Bench, traffic: Traffic) -> tuple[list[Arm], list[dict[str, Any]]]:
+def _arms(
+    recipe: Recipe, bench: Bench, traffic: Traffic, drafts: Sequence[str]
+) -> tuple[list[Arm], list[dict[str, Any]]]:
     """All arms, the trees that win among them, and what was found out about trees."""
     from eval.arms import grid
 
-    arms, stage, about = grid(recipe.eval, bench.drafts), recipe.eval, []
+    arms, stage, about = grid(recipe.eval, drafts), recipe.eval, []
     if stage.tree_nodes is not None:
         from eval.trees import find_tree
 
         typical = median(len(r.ids) for r in traffic.requests) + stage.max_new_tok / 2
-        for name in bench.drafts:
+        for name in drafts:
             costs = [c for c in bench.costs if (c.draft, c.batch) == (name, 1)]
             nearest = min(costs, key=lambda c: abs(c.context - typical))
             found = find_tree(bench, name, traffic.spare, nearest, stage.k, stage.tree_nodes)

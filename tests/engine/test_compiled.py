@@ -44,6 +44,10 @@ for drafter, k in ((None, 0), (ModelDrafter(Runner(draft, 1, 64)), 2)):
 assert 0 < sum(c.accepted for c in answer.cycles) < sum(c.proposed for c in answer.cycles)
 print("equal")
 
+half = Runner(copy.deepcopy(kept).bfloat16(), 1, 64, compile=True)
+assert torch.isfinite(half.step(torch.tensor([[5]]), torch.zeros(1, dtype=torch.long), 64)).all()
+print("bf16")
+
 engine.compiled.MOST_SHAPES = 1
 torch._dynamo.reset()
 runner = Runner(kept, 1, 64, compile=True)
@@ -63,7 +67,7 @@ def test_compiled_steps_decode_as_the_plain_model_and_never_fall_back() -> None:
     """Greedy, float32: a compiled baseline and chain emit the plain model's tokens; a shape too many is an error."""
     root = Path(__file__).parents[2]
     child = subprocess.run([sys.executable, "-c", CHILD], cwd=root, capture_output=True, text=True, timeout=300)
-    assert child.stdout.split() == ["equal", "refused"], child.stderr[-3000:]
+    assert child.stdout.split() == ["equal", "bf16", "refused"], child.stderr[-3000:]
 
 
 def test_no_compiler_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
