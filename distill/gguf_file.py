@@ -1,8 +1,7 @@
 """A llama checkpoint as a GGUF file for llama.cpp, and the check that it reads and decodes as the original does.
 
-llama.cpp's own converter covers every architecture, but its only package on PyPI brings a `gguf` package of its own that
-would replace the one this project reads with. So the llama architecture alone is written here; other types are refused
-by name.
+llama.cpp's own converter covers every architecture, but its package on PyPI brings a `gguf` package of its own that would
+replace the one this project reads with. So the llama architecture alone is written here; other types are refused by name.
 """
 
 from __future__ import annotations
@@ -194,6 +193,19 @@ def check_gguf(
     if same < KINDS[kind][2] * total:
         raise NoGguf(f"{path.name}: {same} of {total} greedy tokens agree, at least {KINDS[kind][2]:.0%} are needed")
     return GgufFile(path, kind, same / total, total)
+
+
+def write_and_check(
+    folder: Path, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]
+) -> list[GgufFile]:
+    """Writes NAME-KIND.gguf for every kind and checks each (arguments and errors as above)."""
+    written = greedy_texts(model, tokenizer)
+    files = []
+    for kind in KINDS:
+        path = folder / f"{name}-{kind}.gguf"
+        write_gguf(path, model, tokenizer, eos, kind, name)
+        files.append(check_gguf(path, kind, model, tokenizer, written))
+    return files
 
 
 def pre_tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str | None:
