@@ -214,7 +214,7 @@ def traffic_hashes(run: Path, sources: str | Sequence[str]) -> dict[str, Any]:
     """
     named = [sources] if isinstance(sources, str) else list(sources)
     files = {source: sorted(Path(p) for p in glob(str(Path(source).expanduser()), recursive=True)) for source in named}
-    hashes = {path.name: _sha256(path) for found in files.values() for path in found if path.is_file()}
+    hashes: dict[str, str | None] = {p.name: _sha256(p) for found in files.values() for p in found if p.is_file()}
     hashes |= {Path(source).name: None for source, found in files.items() if not found}
     whole = hashlib.sha256()
     shards = sorted((run / "responses").glob("rows-*.jsonl"))

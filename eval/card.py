@@ -44,7 +44,7 @@ class Facts:
     target: str
     base_model: str | None
     target_note: str
-    licence: Mapping[str, str]
+    licence: Mapping[str, Any]
     licence_source: str
     meta: Mapping[str, Any]
     train_command: str

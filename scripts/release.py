@@ -17,9 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from distill.provenance import collect
 from distill.runs import Interrupted, Stop
-from eval.card import HUB_ID, Facts, render_card
 from eval.gate import (
     GateFailed,
     check_gate,
@@ -85,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def release(args: argparse.Namespace) -> Path:
     """Checks everything, then writes the folder whole."""
+    from distill.provenance import collect
     from distill.release import (
         check_draft,
         check_reload,
@@ -106,6 +105,7 @@ def release(args: argparse.Namespace) -> Path:
     policy = policy_by_domain(report, cell)
 
     from distill.licence import licence_of
+    from eval.card import HUB_ID, Facts, render_card
 
     target = find_target(recipe["target"]["model"], recipe["target"]["revision"])
     licence = licence_of(target.name, target.folder, args.licence)
@@ -117,7 +117,11 @@ def release(args: argparse.Namespace) -> Path:
     hub, note = BUNDLED_ON_HUB.get(target.name, (target.name if remote else None, ""))
     with staged(to) as staging:
         more = {
-            "target": {**draft.meta["target"], "name": hub or Path(target.name).name},
+            "target": {
+                **draft.meta["target"],
+                "name": Path(target.name).name if hub is None else target.name,
+                "hub": hub,
+            },
             "traffic": {"domain": recipe["traffic"]["domain"], **traffic_hashes(run, recipe["traffic"]["train"])},
             "policy": policy,
             "measured": summary(report, cell),
