@@ -30,7 +30,7 @@ from eval.gate import (
     summary,
 )
 
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, soft_wrap=True)
 # Where a bundled target's weights come from: on the hub, and how they differ from what lies there.
 BUNDLED_ON_HUB = {
     "smollm2-135m-instruct": (
@@ -65,10 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Stop().listening():
             folder = release(args)
             console.print(f"release: {folder}")
-            if args.push:
-                from distill.release import upload
-
-                console.print(f"pushed: {upload(folder, args.push)}")
     except GateFailed as error:
         console.print(f"not released: {error}. --no-gate releases it all the same.", style="bold red", markup=False)
         return 1
@@ -78,6 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Interrupted):
         console.print("interrupted; nothing was released", style="bold red")
         return 130
+    return _push(folder, args.push) if args.push else 0
+
+
+def _push(folder: Path, hub_id: str) -> int:
+    """Uploads a finished release; it stays where it is whatever comes of it."""
+    from huggingface_hub.errors import HTTPError
+
+    from distill.release import upload
+
+    try:
+        console.print(f"pushed: {upload(folder, hub_id)}")
+    except (OSError, ValueError, HTTPError) as error:
+        console.print(f"not pushed: {error}; the release stays in {folder}", style="bold red", markup=False)
+        return 2
     return 0
 
 
