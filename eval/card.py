@@ -80,7 +80,7 @@ def render_card(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, An
     lines += ["## Speedup by context and batch", "", *_speedups(report, cell)]
     lines += ["## Where the time goes", "", *_shares(report, facts)]
     lines += ["## When not to use it", "", *_limits(report, cell, policy, facts)]
-    lines += ["## Serve it", "", *_serving(report, cell, facts)]
+    lines += ["## Serve it", "", *_serving(report, cell, policy, facts)]
     lines += ["## Reproduce", "", *_reproduce(report, facts)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -239,9 +239,14 @@ def _limits(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]],
     return [*(f"- {line}" for line in said), ""]
 
 
-def _serving(report: Report, cell: Cell, facts: Facts) -> list[str]:
+def _serving(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]], facts: Facts) -> list[str]:
     target, k = facts.base_model or facts.target, cell["k"]
-    lines = [f"k = {k} is the measured choice for {safe(domain_name(cell['domain']))}.", ""]
+    lines = [f"k = {k} is the measured choice for {safe(domain_name(cell['domain']))}; traffic of one domain:", ""]
+    rows = [
+        (safe(domain_name(d)), str(p["k"]), show.speed(p["speedup"]), "yes" if p["pays"] else "no, serve without")
+        for d, p in policy.items()
+    ]
+    lines += table(["domain", "best k", "speedup", "pays"], rows)
     parts = [
         ("vLLM", "bash", servers.vllm(target, facts.draft, k), "Target and draft must have the same vocabulary size."),
         ("SGLang", "bash", servers.sglang(target, facts.draft, k), "Without `--enable-dp-attention`."),

@@ -111,9 +111,10 @@ def chosen_cell(report: Report, name: str) -> Cell:
     """
     for entry in sorted(report["choice"]["ranking"], key=lambda c: -c["value"]):
         if entry["draft"] == name and entry["arm"] == arm_name(name, entry["k"]):
-            domain = report["choice"]["domain"]
-            mine = [c for c in report["cells"] if c["arm"] == entry["arm"] and c["domain"] == domain]
-            return max(mine, key=lambda c: (c["group"] == ALL, c["num_requests"]))
+            # Reports from before drafts were judged on their own domain judged all domains together.
+            domain = report["choice"].get("domain") or ALL
+            mine = [c for c in report["cells"] if c["arm"] == entry["arm"]]
+            return max(mine, key=lambda c: (c["domain"] == domain, c["group"] == ALL, c["num_requests"]))
     raise NoMeasurement(f"no arm of {show.plain(name)} with a fixed k was ranked: too few requests were measured")
 
 
