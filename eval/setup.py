@@ -112,6 +112,7 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
                 "hidden_size": model.config.hidden_size,
                 "head_rows": rows if draft.shortlist is None else draft.shortlist.numel(),
                 "trained_on": draft.meta.get("traffic"),
+                "weights_sha256": draft.meta.get("weights_sha256"),
             }
         )
     eos = eos_ids(target.config, target.generation_config, tokenizer)

@@ -19,7 +19,14 @@ import torch
 from beartype import beartype
 from jaxtyping import install_import_hook
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 # The suite tests this checkout, installed or not.
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -137,6 +144,24 @@ def make_target(
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
     model.config.dtype = dtype
+    return model.eval()
+
+
+def make_llama(tied: bool = True, layers: int = 2, seed: int = 0) -> PreTrainedModel:
+    """A random llama of T-TIED's widths and rows, float32."""
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=1,
+        pad_token_id=2, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if not name.endswith("norm.weight"):
+                    weight.normal_(0.0, 1.0 if "embed" in name or "lm_head" in name else 0.2)
+    model.generation_config.eos_token_id = [1, 4]
     return model.eval()
 
 

@@ -1,0 +1,296 @@
+"""The folder that people ship: the checks that refuse a draft, and a checkpoint that is whole or absent."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from distill.checkpoint import FACTORS, Draft, verify_draft
+from distill.models import model_hash, resolve
+from distill.runs import RunError
+from distill.tokens import eos_ids, fingerprint
+
+
+class ReleaseRefused(ValueError):
+    """A draft that must not be given away as it is."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a draft is checked against.
+
+    Attributes:
+        name, revision: as in the recipe.
+        folder: its checkpoint.
+        rows: of its embedding table.
+        eos: every id that ends a text.
+        sha256: of config and weights.
+        tokenizer: the one both must share.
+    """
+
+    name: str
+    revision: str | None
+    folder: Path
+    rows: int
+    eos: tuple[int, ...]
+    sha256: str
+    tokenizer: PreTrainedTokenizerBase
+
+
+def find_run(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The run's own folder (behind `latest`) and its recipe.
+
+    Raises:
+        RunError: no run there, or one that has not finished its draft.
+    """
+    real = folder.resolve()
+    if not (real / "recipe.json").is_file():
+        raise RunError(f"{folder}: no recipe.json: not a run folder (runs/<recipe>/<run id>, or runs/<recipe>/latest)")
+    if not (real / "draft" / "draft.json").is_file():
+        raise RunError(f"{folder}: no draft/draft.json: the run has not finished; go on with it (--resume {folder})")
+    return real, json.loads((real / "recipe.json").read_text(encoding="utf-8"))
+
+
+def find_target(name: str, revision: str | None) -> Target:
+    """Finds a target's checkpoint and reads what a draft is checked against; its weights are not loaded."""
+    folder = Path(resolve(name, revision))
+    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    generation = GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None
+    eos = eos_ids(config, generation, tokenizer)
+    return Target(name, revision, folder, config.vocab_size, eos, model_hash(folder), tokenizer)
+
+
+def check_draft(folder: Path, target: Target) -> tuple[Draft, PreTrainedModel]:
+    """Every check of a draft folder that needs no report.
+
+    Args:
+        folder: draft folder.
+        target: of `find_target`.
+
+    Returns:
+        the draft, and its model in float32.
+
+    Raises:
+        BrokenDraft, TokenizerMismatch: as `verify_draft`.
+        ReleaseRefused: made for another target; other rows; a tied head that is not one; eos ids that are not the whole
+            list; another splitting rule or chat template; a low-rank head that is not the product of its factors.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    draft = verify_draft(folder, tokenizer, target.tokenizer, target.rows)
+    made_for = draft.meta["target"]["sha256"]
+    if made_for != target.sha256:
+        raise ReleaseRefused(
+            f"{folder}: made for a target with sha256 {made_for[:12]}…, but {target.name} is {target.sha256[:12]}…; "
+            "use the checkpoint that the run was made with"
+        )
+    ours, theirs = fingerprint(target.tokenizer), fingerprint(tokenizer)
+    for key, what in (("tokenizer_sha256", "merges or splitting rules"), ("template_sha256", "chat template")):
+        if ours[key] != theirs[key]:
+            raise ReleaseRefused(f"{folder}: the {what} of its tokenizer differ from the target's; export it again")
+    found = _json(folder / "generation_config.json").get("eos_token_id")
+    found = found if isinstance(found, list) else [] if found is None else [found]
+    if sorted(found) != list(target.eos):
+        raise ReleaseRefused(
+            f"{folder}/generation_config.json: eos_token_id is {found}, the target ends a text with "
+            f"{list(target.eos)}; a server would write past the end. Export the draft again"
+        )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    _check_rows(folder, model, target.rows)
+    if draft.factors is not None:
+        _check_factors(folder, model, draft.factors)
+    return draft, model
+
+
+@torch.no_grad()
+def check_reload(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Loads a written folder as a stock server would and compares its logits with the model it was written from.
+
+    Args:
+        folder: the release.
+        model: float32, of `check_draft`.
+        tokenizer: the target's.
+
+    Raises:
+        ReleaseRefused: a logit differs, or the tokenizer reads a text otherwise.
+    """
+    text = "def add(a, b):\n    return a + b  # 12345 café 😊"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    again = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"]
+    if again != ids:
+        raise ReleaseRefused(f"{folder}: loaded again, the tokenizer gives {again[:8]}… instead of {ids[:8]}…")
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    want, got = (m(torch.tensor([ids])).logits for m in (model, loaded))
+    if want.shape != got.shape or not torch.equal(want, got):
+        worst = (want - got).abs().max().item() if want.shape == got.shape else float("nan")
+        raise ReleaseRefused(f"{folder}: loaded again, logits differ by up to {worst:g}: the files are not the draft's")
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside `folder` that takes its name when the block ends, and is removed when it fails.
+
+    What a killed process left is removed by the next one: a lock tells whether a temporary folder is still in use.
+
+    Raises:
+        ReleaseRefused: `folder` exists: a release is not written over.
+    """
+    if folder.exists():
+        raise ReleaseRefused(f"--to {folder}: exists already; remove it, or give another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{folder.name}-release-"
+    for left in folder.parent.glob(f"{prefix}*"):
+        if (lock := _lock(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    staging = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    lock = _lock(staging)
+    try:
+        yield staging
+        for path in staging.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        staging.chmod(0o755)  # mkdtemp makes it private
+        os.rename(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def write_checkpoint(staging: Path, draft: Draft, target: Target, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies the draft's files into a release and completes draft.json.
+
+    Args:
+        staging: of `staged`.
+        draft: of `check_draft`.
+        target: of `find_target`.
+        more: what draft.json gains.
+
+    Returns:
+        the completed draft.json.
+    """
+    for path in sorted(draft.folder.iterdir()):
+        if path.is_file() and path.name != "draft.json":
+            shutil.copyfile(path, staging / path.name)
+    if draft.factors is not None:
+        (staging / FACTORS).parent.mkdir()
+        shutil.copyfile(draft.folder / FACTORS, staging / FACTORS)
+    used = target.rows if draft.shortlist is None else draft.shortlist.numel()
+    meta = {**draft.meta, **more, "rows": {"stored": target.rows, "used": used}, "eos_ids": list(target.eos)}
+    _write_json(staging / "draft.json", meta)
+    return meta
+
+
+def traffic_hashes(run: Path, sources: str | Sequence[str]) -> dict[str, Any]:
+    """What identifies the text a draft was trained on, without its places on this machine.
+
+    Args:
+        run: run folder.
+        sources: `traffic.train` of the recipe.
+
+    Returns:
+        `train`: file names; `train_sha256`: by file, null where a file is gone or is no file; `answers_sha256`: over
+        the target's answers as they were trained on, null where the run keeps none.
+    """
+    named = [sources] if isinstance(sources, str) else list(sources)
+    files = {source: sorted(Path(p) for p in glob(str(Path(source).expanduser()), recursive=True)) for source in named}
+    hashes: dict[str, str | None] = {p.name: _sha256(p) for found in files.values() for p in found if p.is_file()}
+    hashes |= {Path(source).name: None for source, found in files.items() if not found}
+    whole = hashlib.sha256()
+    shards = sorted((run / "responses").glob("rows-*.jsonl"))
+    for path in shards:
+        whole.update(path.read_bytes())
+    return {
+        "train": list(hashes),
+        "train_sha256": hashes,
+        "answers_sha256": whole.hexdigest() if shards else None,
+    }
+
+
+def upload(folder: Path, hub_id: str) -> str:
+    """Uploads a release to the hub (a new model repository is private) and returns the commit's address.
+
+    Raises:
+        HfHubHTTPError: refused by the hub: no token, no right, no network.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    api.create_repo(hub_id, repo_type="model", private=True, exist_ok=True)
+    done = api.upload_folder(repo_id=hub_id, folder_path=folder, commit_message="Release of a draft model")
+    return str(done.commit_url)
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder until it is closed or the process dies; None when another holds it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _check_rows(folder: Path, model: PreTrainedModel, rows: int) -> None:
+    """Rows of table and head, and whether the head is tied as config.json says."""
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    for what, weight in (("embedding table", table), ("head", head)):
+        if weight.shape[0] != rows:
+            raise ReleaseRefused(
+                f"{folder}: its {what} has {weight.shape[0]} rows, the target's {rows}; servers ask for the same number"
+            )
+    said = bool(_json(folder / "config.json").get("tie_word_embeddings"))
+    names: set[str] = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as tensors:
+            names |= set(tensors.keys())
+    stored = any(name.endswith("lm_head.weight") for name in names)
+    if (head is table) != said or stored == said:
+        raise ReleaseRefused(
+            f"{folder}: config.json says tie_word_embeddings = {said}, but the head "
+            f"{'is' if stored else 'is not'} in the weights and {'is' if head is table else 'is not'} the embedding "
+            "table when loaded: servers would disagree on the head. Export the draft again"
+        )
+
+
+@torch.no_grad()
+def _check_factors(folder: Path, model: PreTrainedModel, factors: tuple[torch.Tensor, torch.Tensor]) -> None:
+    product, head = factors[0] @ factors[1], model.get_output_embeddings().weight
+    # Rounding to bfloat16 moves a weight by 2^-9 of itself at most; the product is summed in another order here.
+    if not torch.allclose(head, product, rtol=2**-8, atol=1e-3 * float(product.std())):
+        worst = (product - head).abs().max().item()
+        raise ReleaseRefused(f"{folder}: the head is not the product of its low-rank factors (off by up to {worst:g})")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

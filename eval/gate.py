@@ -1,0 +1,210 @@
+"""What a report says of one draft: its entry, whether it may be released, and the k to serve. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval import show
+from eval.cells import Cell
+from eval.records import ALL, LOOKUP, arm_name
+from eval.views import Report
+
+FORMATS = (1, 2)
+
+
+class NoMeasurement(ValueError):
+    """There is no report, or none that measured this draft."""
+
+
+class GateFailed(ValueError):
+    """The report says that the draft does not pay."""
+
+
+def find_report(run: Path, given: Path | None = None) -> Path:
+    """The newest report of a run, or the one that is given (a file, or its folder).
+
+    Raises:
+        NoMeasurement: there is none.
+    """
+    if given is not None:
+        path = given / "report.json" if given.is_dir() else given
+        if not path.is_file():
+            raise NoMeasurement(f"--report {given}: no report.json there")
+        return path
+    found = sorted(run.glob("eval/*/report.json"), key=lambda path: (path.stat().st_mtime, path.parent.name))
+    if not found:
+        raise NoMeasurement(
+            f"{run}/eval holds no report.json: a release says what was measured. Measure first: "
+            f"`python -m eval.run RECIPE --draft {run / 'draft'}`, or name a report with --report FILE"
+        )
+    return found[-1]
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Reads report.json.
+
+    Raises:
+        NoMeasurement: not JSON, or another format.
+    """
+    try:
+        report = dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise NoMeasurement(f"{path}: not JSON ({error})") from error
+    if report.get("format") not in FORMATS:
+        raise NoMeasurement(f"{path}: report format {report.get('format')!r}; this version reads {FORMATS}")
+    return report
+
+
+def names_of(run: Path) -> tuple[str, ...]:
+    """What `eval.run` calls the draft of a run: the recipe's name alone, or with the run's."""
+    return (run.parent.name, f"{run.parent.name}-{run.name}")
+
+
+def find_draft(report: Report, meta: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The report's entry of a draft.
+
+    Args:
+        report: of `read_report`.
+        meta: the draft's draft.json.
+        names: of `names_of`.
+
+    Raises:
+        NoMeasurement: the report is about other weights, or another target.
+    """
+    target, made_for = report["settings"].get("target_sha256"), meta["target"]["sha256"]
+    if target not in (None, made_for):
+        raise NoMeasurement(f"the report's target has sha256 {target[:12]}…, the draft's {made_for[:12]}…")
+    for entry in report["drafts"]:
+        weights = entry.get("weights_sha256")
+        size = (entry.get("stored_params"), entry.get("read_params"))
+        same = weights == meta["weights_sha256"] if weights else entry["name"] in names
+        if same and size == (meta["size"]["stored"], meta["size"]["read"]):
+            return dict(entry)
+    measured = ", ".join(show.plain(entry["name"]) for entry in report["drafts"]) or "no draft"
+    raise NoMeasurement(f"the report measured {measured}, not this draft ({' or '.join(names)}, by weights and sizes)")
+
+
+def check_gate(report: Report, name: str) -> None:
+    """Raises GateFailed unless the verdict is go and is about this draft."""
+    verdict = report["verdict"]
+    cell = next((c for c in report["cells"] if c["arm"] == verdict["arm"]), None)
+    if cell is not None and cell["draft"] != name:
+        raise GateFailed(f"the verdict is about {show.plain(cell['draft'])}, which did better than {show.plain(name)}")
+    if not verdict["go"]:
+        why = "; ".join(
+            f"{r['rule']} is {show.figure(r['figure'], r['unit'])}, wanted {r['passes']} "
+            f"{show.figure(r['threshold'], r['unit'])}"
+            for r in verdict["reasons"]
+            if r["decides"] and not r["passed"]
+        )
+        raise GateFailed(f"verdict {verdict['status']}: {show.plain(verdict['headline'], 300)} ({why})")
+
+
+def chosen_cell(report: Report, name: str) -> Cell:
+    """The draft's best arm with a fixed k, as servers take it, over all that is judged.
+
+    Raises:
+        NoMeasurement: no such arm was ranked.
+    """
+    for entry in sorted(report["choice"]["ranking"], key=lambda c: -c["value"]):
+        if entry["draft"] == name and entry["arm"] == arm_name(name, entry["k"]):
+            # Reports from before drafts were judged on their own domain judged all domains together.
+            domain = report["choice"].get("domain") or ALL
+            mine = [c for c in report["cells"] if c["arm"] == entry["arm"]]
+            return max(mine, key=lambda c: (c["domain"] == domain, c["group"] == ALL, c["num_requests"]))
+    raise NoMeasurement(f"no arm of {show.plain(name)} with a fixed k was ranked: too few requests were measured")
+
+
+def policy_by_domain(report: Report, like: Cell) -> dict[str, dict[str, Any]]:
+    """The best fixed k of a draft in each domain at the chosen cell's load, and whether it pays there.
+
+    Args:
+        report: of `read_report`.
+        like: of `chosen_cell`.
+
+    Returns:
+        by domain: k, pays (speedup at least eval.min_speedup, and its interval not below 1), speedup, low, high, alpha,
+        tau, num_requests. Domains where nothing could be judged are left out.
+    """
+    best: dict[str, Cell] = {}
+    for cell in arms_of(report, like["draft"]):
+        if (cell["batch"], cell["group"]) == (like["batch"], like["group"]):
+            known = best.get(cell["domain"])
+            if known is None or _objective(cell) > _objective(known):
+                best[cell["domain"]] = cell
+    return {domain: _entry(cell, report) for domain, cell in sorted(best.items())}
+
+
+def policy_by_batch(report: Report, like: Cell) -> dict[int, int]:
+    """The best fixed k of a draft at each batch size that was measured, in the judged domain; 0 where none pays."""
+    best: dict[int, Cell] = {}
+    for cell in arms_of(report, like["draft"]):
+        if (cell["domain"], cell["group"]) == (like["domain"], like["group"]):
+            known = best.get(cell["batch"])
+            if known is None or _objective(cell) > _objective(known):
+                best[cell["batch"]] = cell
+    return {batch: cell["k"] if _objective(cell) >= 1 else 0 for batch, cell in sorted(best.items())}
+
+
+def arms_of(report: Report, name: str) -> list[Cell]:
+    """Cells with figures of a draft's arms with a fixed k."""
+    return [
+        c
+        for c in report["cells"]
+        if c["draft"] == name and c["k"] and c["status"] == "ok" and c["arm"] == arm_name(name, c["k"])
+        if c["latency_speedup"]
+    ]
+
+
+def lookup_value(report: Report) -> tuple[int, float] | None:
+    """k and speedup of the best prompt look-up, a rival that needs no draft."""
+    found = [c for c in report["choice"]["ranking"] if c["draft"] == LOOKUP]
+    best = max(found, key=lambda c: c["value"], default=None)
+    return None if best is None else (best["k"], best["value"])
+
+
+def summary(report: Report, cell: Cell) -> dict[str, Any]:
+    """What draft.json keeps of the measurement: figures with the device and the load they hold for."""
+    speed = cell["latency_speedup"]
+    return {
+        "device": report["device"],
+        "machine": report["provenance"].get("cpu"),
+        "dtype": cell["dtype"],
+        "temperature": cell["temperature"],
+        "batch": cell["batch"],
+        "context_tok": cell["context_tok"],
+        "new_tok": cell["new_tok"],
+        "num_requests": cell["num_requests"],
+        "domain": cell["domain"],
+        "k": cell["k"],
+        "alpha": cell["alpha"],
+        "tau": cell["tau"],
+        "accept_by_position": cell["accept_by_position"],
+        "speedup": {key: speed[key] for key in ("p5", "p50", "p95", "gmean", "ci_low", "ci_high")},
+        "slower_frac": cell["slower_frac"],
+        "objective": report["choice"]["objective"],
+        "verdict": report["verdict"]["status"],
+        "time": report["provenance"].get("time"),
+    }
+
+
+def _objective(cell: Cell) -> float:
+    return float(cell["latency_speedup"]["objective"])
+
+
+def _entry(cell: Cell, report: Report) -> dict[str, Any]:
+    speed = cell["latency_speedup"]
+    low = speed["objective_low"]
+    return {
+        "k": cell["k"],
+        "pays": _objective(cell) >= report["settings"]["min_speedup"] and low is not None and low >= 1.0,
+        "speedup": _objective(cell),
+        "low": low,
+        "high": speed["objective_high"],
+        "alpha": cell["alpha"],
+        "tau": cell["tau"],
+        "num_requests": cell["num_requests"],
+    }

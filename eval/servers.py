@@ -1,0 +1,74 @@
+"""Settings for servers, ready to paste: the measured k in the words of each. No torch.
+
+Every flag was looked up in the documentation or source of the server; each says what it was checked against.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+# llama.cpp accepts a draft whose vocabulary differs from the target's by this many rows at most.
+LLAMA_CPP_ROWS = 128
+
+
+def vllm(target: str, draft: str, k: int) -> str:
+    """`vllm serve` with a separate draft model; its vocabulary must be the target's (documentation of 0.25)."""
+    config = json.dumps({"method": "draft_model", "model": draft, "num_speculative_tokens": k})
+    return f"vllm serve {target} --speculative-config '{config}'"
+
+
+def sglang(target: str, draft: str, k: int) -> str:
+    """SGLang's standalone draft: a chain of k steps; k tokens and the one before them are verified."""
+    return (
+        f"python -m sglang.launch_server --model-path {target} \\\n"
+        f"  --speculative-algorithm STANDALONE --speculative-draft-model-path {draft} \\\n"
+        f"  --speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}"
+    )
+
+
+def transformers(target: str, draft: str, k: int) -> str:
+    """`generate(assistant_model=...)`: the draft's own generation config says how many tokens it proposes."""
+    return f"""\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{target}")
+target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto")
+draft = AutoModelForCausalLM.from_pretrained("{draft}", dtype="auto")
+draft.generation_config.num_assistant_tokens = {k}
+draft.generation_config.num_assistant_tokens_schedule = "constant"
+draft.generation_config.assistant_confidence_threshold = 0.0
+messages = [{{"role": "user", "content": "Write a function that merges two sorted lists."}}]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+ids = target.generate(**inputs, assistant_model=draft, do_sample=False, max_new_tokens=128)
+print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :]))"""
+
+
+def llama_cpp(target: str, draft: str, k: int) -> str:
+    """llama-server (source of August 2026; older builds say `--draft-max` and have no `--spec-type draft-simple`)."""
+    return (
+        f"llama-server --model {target} --model-draft {draft} \\\n"
+        f"  --spec-type draft-simple --spec-draft-n-max {k} --spec-draft-n-min 0 --spec-draft-p-min 0"
+    )
+
+
+def tensorrt_llm(target: str, draft: str, schedule: Mapping[int, int]) -> str:
+    """A file for `trtllm-serve --config`, with the draft length by batch size.
+
+    Args:
+        target, draft: folders or hub ids.
+        schedule: best k by batch size; speculation is off above the largest size that was measured.
+    """
+    longest = max(schedule.values())
+    lines = [f"# trtllm-serve {target} --config speculative.yaml", "disable_overlap_scheduler: true"]
+    lines += ["speculative_config:", "  decoding_type: DraftTarget", f"  max_draft_len: {longest}"]
+    lines += [f"  speculative_model: {draft}"]
+    if len(set(schedule.values())) == 1:
+        lines += [f"  max_concurrency: {max(schedule)}  # the largest batch that was measured"]
+    else:
+        upper = ", ".join(f"{batch}: {k}" for batch, k in schedule.items())
+        lines += [
+            "  # Batch sizes up to and including each (documentation of 1.3); older versions: from each size on.",
+            f"  draft_len_schedule: {{{upper}}}",
+        ]
+    return "\n".join(lines)
