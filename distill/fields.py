@@ -8,8 +8,9 @@ from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 BUNDLED_DOMAINS = ("code", "math", "qa")
 
@@ -22,6 +23,8 @@ Weight = Annotated[float, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Text = Annotated[str, Field(min_length=1)]
+# An environment variable: of an API key, whose value is never written.
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 if TYPE_CHECKING:
     Loss = str  # so that the mapping passes where dict[str, float] is asked for
 else:
@@ -44,6 +47,21 @@ def paths(source: str) -> set[Path]:
     return {path.resolve() for path in matches(source)}
 
 
+def web_address(value: str) -> str:
+    """Refuses what is no plain http(s) address. A value that may hold a password is not repeated in the message."""
+    shown = "" if any(c in value for c in "@?#") else f"= {value!r} "
+    wanted = "must be http(s)://HOST[:PORT][/PATH], without user, password, query or fragment"
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{shown}{wanted}") from error
+    plain = value.isascii() and value.isprintable() and not any(c in value for c in " @?#\\")
+    if not plain or parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError(f"{shown}{wanted}")
+    return value
+
+
 def increasing(values: tuple[int, ...]) -> tuple[int, ...]:
     """Refuses numbers that do not grow from one to the next."""
     if any(after <= before for before, after in pairwise(values)):
@@ -63,6 +81,9 @@ def distinct(values: tuple[int | str, ...]) -> tuple[int | str, ...]:
     if len(set(values)) < len(values):
         raise ValueError(f"= {list(values)} names a value twice")
     return values
+
+
+Url = Annotated[str, AfterValidator(web_address)]
 
 
 class Clash(ValueError):
