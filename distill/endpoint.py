@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,12 +29,14 @@ class Trouble(Exception):
     Attributes:
         kind: what it means for the request and for the endpoint.
         wait_s: how long the endpoint asked to be left alone.
+        unsent: there was no connection, so the request was not sent.
     """
 
-    def __init__(self, kind: Kind, text: str, wait_s: float = 0.0) -> None:
+    def __init__(self, kind: Kind, text: str, wait_s: float = 0.0, unsent: bool = False) -> None:
         super().__init__(text)
         self.kind = kind
         self.wait_s = wait_s
+        self.unsent = unsent
 
 
 @dataclass
@@ -114,7 +116,7 @@ def trouble(error: httpx2.HTTPError) -> Trouble:
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):
         return Trouble("slow", text)
-    return Trouble("down", text)
+    return Trouble("down", text, unsent=isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout))
 
 
 def check(response: httpx2.Response) -> None:
@@ -157,7 +159,7 @@ def object_of(response: httpx2.Response) -> dict[str, Any]:
     return value
 
 
-async def events(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def events(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
     """Asks for a chat completion as a stream; its events, as they come.
 
     Streams keep white space at the ends of an answer, which some servers strip from a whole one.

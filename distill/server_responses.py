@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,8 +205,9 @@ class _Fleet:
             body["top_k"] = self.stage.top_k  # not OpenAI's: servers that do not know it refuse the request
         completion = Completion()
         try:
-            async with asyncio.timeout(self.stage.timeout_s):
-                async for event in events(self.client, endpoint.url, body):
+            stream = events(self.client, endpoint.url, body)
+            async with asyncio.timeout(self.stage.timeout_s), aclosing(stream):
+                async for event in stream:
                     completion.take(event)
         except TimeoutError as error:
             raise Trouble("slow", f"no whole answer in {self.stage.timeout_s:g} s") from error
