@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,3 +204,28 @@ def test_a_sick_server_costs_no_prompt_when_another_is_well(
             with pytest.raises(ServersDown, match=f"{sick}: HTTP 500"):
                 write(tmp_path / "sick", target, prompts(3), (sick,), retries=0)
     assert manifest["answered"] == 10 and {row.endpoint for row in load_rows(tmp_path / "both")} == {well}
+
+
+@pytest.mark.slow
+def test_a_killed_writer_loses_and_doubles_nothing(tmp_path: Path, folder: Path, target: Target, url: str) -> None:
+    """SIGKILL after the first shard is named, then a resumption: every prompt once, as in a run that nobody killed."""
+    out, asked = tmp_path / "out", prompts(20)
+    code = (
+        "import sys; from pathlib import Path; from tests.distill.test_server_responses import *\n"
+        "folder = Path(sys.argv[1]); target = load_model(str(folder), 'float32'), load_tokenizer(str(folder))\n"
+        "write(Path(sys.argv[2]), target, prompts(20), (sys.argv[3],), concurrency=1, shard_rows=3)\n"
+    )
+    words = [sys.executable, "-c", code, str(folder), str(out), url]
+    with subprocess.Popen(words, cwd=Path(__file__).parents[2]) as writer:
+        while writer.poll() is None and not (out / "manifest.json").exists():
+            time.sleep(0.005)
+        writer.kill()
+    assert writer.returncode == -signal.SIGKILL
+    kept = {row.id: row.answer_ids for row in load_rows(out)}
+    assert 3 <= len(kept) < 20
+    manifest = write(out, target, asked, (url,), shard_rows=3)
+    write(tmp_path / "whole", target, asked, (url,), shard_rows=3)
+    rows = load_rows(out)
+    assert manifest["complete"] and len(rows) == 20
+    assert {r.id: r.answer_ids for r in rows} == {r.id: r.answer_ids for r in load_rows(tmp_path / "whole")}
+    assert kept.items() <= {r.id: r.answer_ids for r in rows}.items()
