@@ -24,7 +24,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.recipe import Responses
-from distill.server_responses import ServersDown, pin_model, server_answers
+from distill.served_answers import server_answers
+from distill.server_responses import ServersDown, pin_model
 from distill.tokens import encode_prompt, fingerprint
 from distill.traffic import Prompt
 from engine.model import Runner

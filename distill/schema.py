@@ -103,7 +103,8 @@ class Responses(Stage):
         batch_size: rows generated together.
         shard_rows: rows a file.
         loop_repeats: an answer ending in an n-gram that often repeated is cut there; 0 is off.
-        server: addresses of OpenAI-compatible endpoints that all serve the target; they write the answers then.
+        server: addresses of OpenAI-compatible endpoints that all serve the target; they write the answers then. Start
+            them without the checkpoint's own sampling defaults (vLLM: --generation-config vllm).
         server_model: the name to ask them for; null is the one model they list.
         concurrency: requests in flight at each endpoint.
         retries: failures in a row after which an endpoint is given up; waits double from 0.5 to 30 seconds.

@@ -11,23 +11,19 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.completion import Reply, ids_of, read_answer
+from distill.completion import Reply, read_answer
 from distill.endpoint import Completion, EndpointError, Trouble, events, find_model, headers, limits
 from distill.prompt import Prompt
 from distill.schema import Responses
 from distill.tokens import with_system
-from engine.model import Runner
 
 log = logging.getLogger(__name__)
 
@@ -247,44 +243,3 @@ class _Fleet:
         wait_s = max(found.wait_s, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (endpoint.failures - 1)))
         endpoint.ready_at = asyncio.get_running_loop().time() + wait_s
         log.info("endpoint %s: %s; waiting %.1f s", endpoint.url, found, wait_s)
-
-
-def server_answers(
-    name: str,
-    system: str | None,
-    looping: Callable[[Sequence[int]], bool],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    work: Sequence[Work],
-    stage: Responses,
-    seed: int,
-    eos: Sequence[int],
-) -> Iterator[tuple[Reply, list[int], str, dict[str, Any], Tensor]]:
-    """Answers of the endpoints as training needs them.
-
-    Args:
-        name: of the served model.
-        system: system message of prompts that have none.
-        looping: does a text end in a loop? The answer is cut there, as the engine cuts its own.
-        model: the target, which reads the answers once for its hidden states.
-        tokenizer: the target's.
-        work, stage, seed: as `ask`.
-        eos: ids that end an answer.
-
-    Yields:
-        reply, ids (none for a dropped prompt), finish, what the row says besides, hidden states [A, H].
-
-    Raises:
-        EndpointError, ServersDown: as `ask`.
-    """
-    longest = max((len(ids) for _, ids, _ in work), default=1)
-    runner = Runner(model, 1, longest + stage.max_new_tok)
-    for reply in ask(work, stage, name, seed, system):
-        ids, finish, facts = ids_of(tokenizer, reply, eos, stage.max_new_tok)
-        if cut := next((n for n in range(1, len(ids) + 1) if looping(ids[:n])), None):
-            ids, finish = ids[:cut], "loop"
-        states = torch.empty(0)
-        if ids:
-            with torch.inference_mode():
-                states = runner.prefill(torch.tensor([*reply.prompt_ids, *ids[:-1]]), 0)[len(reply.prompt_ids) - 1 :]
-        yield reply, ids, finish, facts | {"endpoint": reply.endpoint, "retried": reply.retried}, states

@@ -13,8 +13,8 @@ from eval import show
 from eval.markdown import safe, table
 
 HEAD = (
-    "load", "domain", "arm", "answered", "TTFT ms p50 / p95", "TPOT ms p50 / p95", "E2E ms p50 / p95",
-    "tokens/s", "speedup", "alpha", "tau",
+    "load", "domain", "arm", "answered", "TTFT ms p50/p95", "TPOT ms p50/p95", "E2E ms p50/p95", "tok/s", "speedup",
+    "alpha", "tau",
 )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def served_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
         if engine := cell.get("engine"):
             rows.append(
                 (
-                    "", "", f"engine, batch {engine['batch']}", "",
+                    "", "", f"engine B={engine['batch']}", "",
                     *(_both(engine[name]) for name in ("ttft_ms", "tpot_ms", "e2e_ms")),
                     show.number(engine["throughput_tok_s"], 1), show.speed(engine["speedup"]),
                     show.number(engine["alpha"], 3), show.number(engine["tau"]),
@@ -44,15 +44,15 @@ def served_rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
             )  # fmt: skip
             if engine["predicted_speedup"] is not None:
                 blank = ("",) * 5
-                rows.append(("", "", "engine, predicted", *blank, show.speed(engine["predicted_speedup"]), "", ""))
+                rows.append(("", "", "predicted", *blank, show.speed(engine["predicted_speedup"]), "", ""))
     return rows
 
 
 def served_table(result: Mapping[str, Any]) -> Table:
     """For the terminal."""
     shown = Table(title=f"{result['recipe']} against a server", title_justify="left", box=box.SIMPLE, pad_edge=False)
-    for name in HEAD:
-        shown.add_column(name)
+    for number, name in enumerate(HEAD):
+        shown.add_column(name, no_wrap=number < 3)
     for row in served_rows(result):
         shown.add_row(*map(Text, row))
     return shown
@@ -82,7 +82,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     cells = result["cells"]
     said = [
         "Times are the client's: TTFT to the first piece of text, TPOT between the first and the last piece, a token. "
-        "An open load counts from the arrival.",
+        "An open load counts from the arrival. Rows 'engine' and 'predicted' are those of the report.",
         "Speedup: geometric mean over requests of baseline E2E / server E2E, per token where lengths differ; failed "
         "requests are left out of all figures but the errors.",
     ]
@@ -112,4 +112,4 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _both(value: Mapping[str, float] | None) -> str:
-    return show.NA if not value else f"{show.ms(value['p50'])} / {show.ms(value['p95'])}"
+    return show.NA if not value else f"{show.ms(value['p50'])}/{show.ms(value['p95'])}"

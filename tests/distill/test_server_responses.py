@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from distill.responses import ResponsesError, load_rows, read_manifest, write_re
 from distill.server_responses import ServersDown
 from distill.traffic import Prompt
 from tests.distill.test_responses import prompts
-from tests.servers import free_port, save, serve
+from tests.servers import free_port, make_writer, save, serve
 
 EOS = (1, 4)
 
@@ -112,6 +113,17 @@ def test_all_dead_keeps_what_was_answered_and_the_run_resumes(tmp_path: Path, fo
     rows = load_rows(tmp_path)
     assert manifest["complete"] and sorted(row.id for row in rows) == sorted(p.id for p in asked)
     assert kept.items() <= {row.id: row.answer_ids for row in rows}.items()
+
+
+def test_another_target_behind_the_same_name_is_told(
+    tmp_path: Path, target: Target, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Greedy answers are read by the local target: of its own they are its first choice, of another's they are not."""
+    with caplog.at_level("INFO", "distill.served_answers"):
+        write(tmp_path / "own", target, prompts(4), (url,))
+        assert re.search(r"100\.0% of \d+ greedy tokens .* first choice$", caplog.messages[-1])
+        write(tmp_path / "other", (make_writer(target[1], memory=False), target[1]), prompts(4), (url,))
+    assert caplog.records[-1].levelname == "WARNING" and "they serve another model" in caplog.messages[-1]
 
 
 def test_a_finished_folder_needs_no_server(tmp_path: Path, target: Target, url: str) -> None:

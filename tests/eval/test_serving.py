@@ -93,7 +93,11 @@ def test_two_servers_side_by_side(tmp_path: Path, recipe: str, urls: tuple[str, 
             # The engine measured one request at a time: its times predict that load alone.
             assert cell["engine"]["predicted_speedup"] == (1.4 if cell["load"] == "closed 1" else None)
     text = (out / "serving.md").read_text()
-    assert "n/a: the server tells nothing about acceptance" in text and "engine, batch 1" in text
+    assert (
+        "n/a: the server tells nothing about acceptance" in text
+        and "| engine B=1 |" in text
+        and "| predicted |" in text
+    )
     assert main([*words]) == 2  # never into rows of an earlier measurement
 
 
