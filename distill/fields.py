@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from glob import glob
 from itertools import pairwise
@@ -23,8 +24,6 @@ Weight = Annotated[float, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0)]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Text = Annotated[str, Field(min_length=1)]
-# An environment variable: of an API key, whose value is never written.
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 if TYPE_CHECKING:
     Loss = str  # so that the mapping passes where dict[str, float] is asked for
 else:
@@ -62,6 +61,13 @@ def web_address(value: str) -> str:
     return value
 
 
+def variable_name(value: str) -> str:
+    """Refuses what is no name of an environment variable; the value is not repeated, it may be the key itself."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("must be the name of an environment variable that holds the key, not the key: LETTERS_DIGITS")
+    return value
+
+
 def increasing(values: tuple[int, ...]) -> tuple[int, ...]:
     """Refuses numbers that do not grow from one to the next."""
     if any(after <= before for before, after in pairwise(values)):
@@ -84,6 +90,7 @@ def distinct(values: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 Url = Annotated[str, AfterValidator(web_address)]
+Variable = Annotated[str, AfterValidator(variable_name)]
 
 
 class Clash(ValueError):

@@ -179,7 +179,9 @@ def write_responses(
         _write_shard(folder, manifest, rows, hidden)
     manifest["answered"] = sum(shard["rows"] for shard in manifest["shards"])
     if not manifest["answered"]:
-        raise ResponsesError(f"{asked} prompts were asked and every answer is empty; is the eos list {eos} right?")
+        raise ResponsesError(
+            f"{asked} prompts were asked, every answer is empty or dropped {dropped}; is eos {eos} right?"
+        )
     manifest["complete"] = True
     _write_json(folder / "manifest.json", manifest)
     return manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from distill.fields import (
     BUNDLED_DOMAINS,
@@ -22,6 +22,7 @@ from distill.fields import (
     Variable,
     Weight,
     Word,
+    distinct,
     paths,
     sources,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -36,12 +37,20 @@ def test_one_address_in_four_spellings(url: str) -> None:
         "",
     ],
 )
-def test_only_plain_addresses_and_no_password_in_the_message(url: str, tmp_path: Any) -> None:
+def test_only_plain_addresses_and_no_password_in_the_message(url: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f'name: a\ndraft: {{num_layers: 2}}\nresponses: {{server: ["{url}"]}}\n')
     with pytest.raises(RecipeError, match=r"responses\.server.*must be http\(s\)://HOST") as raised:
         load_recipe(path)
     assert "word" not in str(raised.value).replace("password", "")
+
+
+def test_a_key_in_the_place_of_its_variable_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: a\ndraft: {num_layers: 2}\nresponses: {api_key_env: sk-secret}\n")
+    with pytest.raises(RecipeError, match=r"responses\.api_key_env must be the name") as raised:
+        load_recipe(path)
+    assert "sk-secret" not in str(raised.value)
 
 
 def test_an_address_is_kept_as_it_was_written() -> None:
