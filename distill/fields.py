@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 BUNDLED_DOMAINS = ("code", "math", "qa")
 
@@ -44,6 +46,28 @@ def paths(source: str) -> set[Path]:
     return {path.resolve() for path in matches(source)}
 
 
+def web_address(value: str) -> str:
+    """Refuses what is no plain http(s) address. A value that may hold a password is not repeated in the message."""
+    shown = "" if any(c in value for c in "@?#") else f"= {value!r} "
+    wanted = "must be http(s)://HOST[:PORT][/PATH], without user, password, query or fragment"
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{shown}{wanted}") from error
+    plain = value.isascii() and value.isprintable() and not any(c in value for c in " @?#\\")
+    if not plain or parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError(f"{shown}{wanted}")
+    return value
+
+
+def variable_name(value: str) -> str:
+    """Refuses what is no name of an environment variable; the value is not repeated, it may be the key itself."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("must be the name of an environment variable that holds the key, not the key: LETTERS_DIGITS")
+    return value
+
+
 def increasing(values: tuple[int, ...]) -> tuple[int, ...]:
     """Refuses numbers that do not grow from one to the next."""
     if any(after <= before for before, after in pairwise(values)):
@@ -63,6 +87,10 @@ def distinct(values: tuple[int | str, ...]) -> tuple[int | str, ...]:
     if len(set(values)) < len(values):
         raise ValueError(f"= {list(values)} names a value twice")
     return values
+
+
+Url = Annotated[str, AfterValidator(web_address)]
+Variable = Annotated[str, AfterValidator(variable_name)]
 
 
 class Clash(ValueError):

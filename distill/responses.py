@@ -11,8 +11,10 @@ import hashlib
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -22,6 +24,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.recipe import Responses
+from distill.served_answers import server_answers
+from distill.server_responses import ServersDown, pin_model
 from distill.tokens import encode_prompt, fingerprint
 from distill.traffic import Prompt
 from engine.model import Runner
@@ -34,6 +38,9 @@ FORMAT = 1
 SHARD = ("shard", "rows", "tokens")  # whole numbers that the manifest holds of each shard
 LOOP_TOKENS = 24  # a repetition shorter than this may be honest text (a table, a row of zeros)
 LOOP_PERIOD = 32
+# Keys that are no property of the answers, so that a resumption may change them.
+FREE = {"batch_size", "shard_rows", "server", "server_model", "concurrency", "retries", "timeout_s", "api_key_env"}
+Answering = Callable[..., Iterator[tuple[dict[str, Any], Tensor]]]
 Progress = Callable[[int, int, int], None]  # answered, asked, answer tokens
 
 
@@ -54,6 +61,9 @@ class ResponseRow:
     reference: bool
     shard: int
     offset: int
+    endpoint: str = ""  # what a server wrote also says where, after how many failures, and if in other tokens
+    retried: int = 0
+    recut: bool = False
 
 
 def loops(tokens: Sequence[int], repeats: int) -> bool:
@@ -111,13 +121,15 @@ def write_responses(
     settings = {
         "target_sha256": target_hash,
         **fingerprint(tokenizer),
-        **stage.model_dump(mode="json", exclude={"batch_size", "shard_rows"}),
+        **stage.model_dump(mode="json", exclude=FREE),
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": seed,
         "eos_ids": eos,
         "system": system,
         "max_prompt_tok": max_prompt_tok,
     }
+    if stage.server:
+        settings["served_model"] = pin_model(folder, stage)
     manifest = _resume(folder, settings)
     done = {row.id for row in load_rows(folder)} if manifest["shards"] else set()
     dropped = {"prompt_too_long": 0, "no_reference": 0, "empty": 0}
@@ -140,26 +152,36 @@ def write_responses(
     work = sorted((w for w in work if w[0].id not in done), key=lambda w: len(w[1]))
     manifest |= {"asked": asked, "dropped": dropped, "complete": False}
     tokens = sum(shard["tokens"] for shard in manifest["shards"])
-    answer = _answer_target if stage.source == "target" else _answer_reference
+    answer: Answering = _answer_target if stage.source == "target" else _answer_reference
+    if stage.server:
+        answer = partial(_answer_server, settings["served_model"], system)
     rows: list[dict[str, Any]] = []
     hidden: list[Tensor] = []
-    for row, states in answer(model, tokenizer, work, stage, seed, eos):
-        if not row["answer_ids"]:
-            dropped["empty"] += 1
-            continue
-        rows.append(row)
-        hidden.append(states)
-        tokens += len(row["answer_ids"])
-        if len(rows) == stage.shard_rows:
+    try:
+        for row, states in answer(model, tokenizer, work, stage, seed, eos):
+            if not row["answer_ids"]:
+                reason = row.get("dropped", "empty")
+                dropped[reason] = dropped.get(reason, 0) + 1
+                continue
+            rows.append(row)
+            hidden.append(states)
+            tokens += len(row["answer_ids"])
+            if len(rows) == stage.shard_rows:
+                _write_shard(folder, manifest, rows, hidden)
+                rows, hidden = [], []
+            if progress is not None:
+                progress(sum(s["rows"] for s in manifest["shards"]) + len(rows), asked, tokens)
+    except ServersDown:
+        if rows:  # what was answered is kept for the resumption
             _write_shard(folder, manifest, rows, hidden)
-            rows, hidden = [], []
-        if progress is not None:
-            progress(sum(s["rows"] for s in manifest["shards"]) + len(rows), asked, tokens)
+        raise
     if rows:
         _write_shard(folder, manifest, rows, hidden)
     manifest["answered"] = sum(shard["rows"] for shard in manifest["shards"])
     if not manifest["answered"]:
-        raise ResponsesError(f"{asked} prompts were asked and every answer is empty; is the eos list {eos} right?")
+        raise ResponsesError(
+            f"{asked} prompts were asked, every answer is empty or dropped {dropped}; is eos {eos} right?"
+        )
     manifest["complete"] = True
     _write_json(folder / "manifest.json", manifest)
     return manifest
@@ -195,6 +217,15 @@ def _answer_target(
         prompt, ids, temperature = by_id[answer.request.id]
         finish = "loop" if answer.finish == "stop" else answer.finish
         yield _row(prompt, ids, answer.tokens, temperature, finish, False), torch.stack(answer.hidden)
+
+
+def _answer_server(model_name: str, system: str | None, *asked: Any) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """Answers of the endpoints, cut where they loop, with the target's hidden states over them."""
+    repeats = asked[3].loop_repeats
+    for reply, ids, finish, facts, states in server_answers(
+        model_name, system, partial(loops, repeats=repeats), *asked
+    ):
+        yield _row(reply.prompt, reply.prompt_ids, ids, reply.temperature, finish, False) | facts, states
 
 
 @torch.inference_mode()
@@ -268,6 +299,9 @@ def _write_shard(folder: Path, manifest: dict[str, Any], rows: list[dict[str, An
             "rows_sha256": hashlib.sha256(text.encode()).hexdigest(),
         }
     )
+    if "endpoint" in rows[0]:
+        counts = {key: sum(row[key] for row in rows) for key in ("retried", "recut")}
+        manifest["shards"][-1] |= counts | {"endpoints": dict(Counter(row["endpoint"] for row in rows))}
     _write_json(folder / "manifest.json", manifest)
 
 

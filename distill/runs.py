@@ -22,7 +22,11 @@ from distill.recipe import Recipe, dump
 log = logging.getLogger(__name__)
 
 # What a resumed run may change: none of it alters a step that has been taken.
-RESUMABLE = ("distill.max_steps", "distill.checkpoint_every", "trainer.num_threads", "track")
+RESUMABLE = (
+    *("distill.max_steps", "distill.checkpoint_every", "trainer.num_threads", "track"),
+    # Where answers come from may move; the manifest of the answers pins the model's name and the sampler.
+    *(f"responses.{key}" for key in ("server", "server_model", "concurrency", "retries", "timeout_s", "api_key_env")),
+)
 
 
 # How the first process of a run tells the others, which it starts, what they belong to.

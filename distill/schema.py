@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from distill.fields import (
     BUNDLED_DOMAINS,
@@ -18,8 +18,11 @@ from distill.fields import (
     Temperature,
     Text,
     TopP,
+    Url,
+    Variable,
     Weight,
     Word,
+    distinct,
     paths,
     sources,
 )
@@ -101,6 +104,13 @@ class Responses(Stage):
         batch_size: rows generated together.
         shard_rows: rows a file.
         loop_repeats: an answer ending in an n-gram that often repeated is cut there; 0 is off.
+        server: addresses of OpenAI-compatible endpoints that all serve the target; they write the answers then. Start
+            them without the checkpoint's own sampling defaults (vLLM: --generation-config vllm).
+        server_model: the name to ask them for; null is the one model they list.
+        concurrency: requests in flight at each endpoint.
+        retries: failures in a row after which an endpoint is given up; waits double from 0.5 to 30 seconds.
+        timeout_s: of one request.
+        api_key_env: environment variable that holds the endpoints' key; null sends none.
     """
 
     source: Literal["target", "reference"] = "target"
@@ -111,8 +121,16 @@ class Responses(Stage):
     batch_size: Positive = 64
     shard_rows: Positive = 256
     loop_repeats: Count = 4
+    server: Annotated[tuple[Url, ...], AfterValidator(distinct)] = ()
+    server_model: Text | None = None
+    concurrency: Positive = 16
+    retries: Count = 6
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    api_key_env: Variable | None = None
 
     def clashes(self) -> Iterator[tuple[str, str]]:
+        if self.server and self.source != "target":
+            yield "server", f"writes the target's answers, but responses.source is {self.source}; drop one of the two"
         if self.loop_repeats == 1:
             yield "loop_repeats", "= 1 would cut every answer; use 0 (off) or at least 2"
 

@@ -40,9 +40,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages, system
     Raises:
         ValueError: nothing to encode, or the template refuses these messages.
     """
-    turns = [dict(message) for message in messages]
-    if system is not None and not any(turn["role"] == "system" for turn in turns):
-        turns.insert(0, {"role": "system", "content": system})
+    turns = with_system(messages, system)
     if tokenizer.chat_template is None:
         ids = list(tokenizer("\n\n".join(turn["content"] for turn in turns), add_special_tokens=False)["input_ids"])
         ids = ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
@@ -53,6 +51,14 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages, system
     if not ids:
         raise ValueError("a prompt without any token: give the message some content, or use a tokenizer with a BOS")
     return ids
+
+
+def with_system(messages: Messages, system: str | None) -> list[dict[str, str]]:
+    """Copies of the messages, after the system message unless they have one of their own."""
+    turns = [dict(message) for message in messages]
+    if system is not None and not any(turn["role"] == "system" for turn in turns):
+        turns.insert(0, {"role": "system", "content": system})
+    return turns
 
 
 def eos_ids(
@@ -73,7 +79,7 @@ def eos_ids(
         getattr(model_config, "eos_token_id", None),
         getattr(generation_config, "eos_token_id", None),
         tokenizer.eos_token_id,
-        _end_of_turn(tokenizer),
+        end_of_turn(tokenizer),
     ):
         ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
         if wrong := [index for index in ids if type(index) is not int or index < 0]:
@@ -148,7 +154,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: Messages, generation: boo
         raise ValueError(f"the chat template refuses messages with the roles {roles}: {error}") from error
 
 
-def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token that the template writes right after an assistant's turn."""
     if tokenizer.chat_template is None:
         return None

@@ -292,7 +292,7 @@ def _quiet() -> None:
     import lightning.pytorch  # noqa: F401 - it sets its own level when it is first imported
 
     warnings.filterwarnings("ignore", module=r"lightning\..*")
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "httpx", "filelock"):
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "httpx", "httpx2", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
     from transformers.utils import logging as transformers_logging
 

@@ -29,6 +29,8 @@ from tests.eval.rows import make_row, make_run, plain, timed
         "budget",
         "race",
         "replay",
+        "served_view",
+        "client",
     ],
 )
 def test_torch_free(module: str) -> None:

@@ -1,0 +1,198 @@
+"""python -m eval.serving RECIPE [key=value ...] --server URL [--baseline URL]: the held-out traffic against a server.
+
+Any OpenAI-compatible server: chat completions, streamed, tokens by its usage. Domains take turns, so that the server's
+counters tell them apart. Exit code 0: measured; 1: no request was answered; 2: bad input; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from distill.endpoint import find_model, headers
+from distill.fields import web_address
+from distill.provenance import collect
+from distill.recipe import Recipe, load_recipe
+from eval.client import Load, Question, Server, open_client, run_load, vllm_counters
+from eval.counters import Counters, between
+from eval.records import ALL
+from eval.served import BASELINE, SPECULATIVE, ServedRow, append_served, build_served, engine_figures
+from eval.served_view import render_served, served_table
+
+log = logging.getLogger(__name__)
+console = Console(stderr=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parses the command line, measures, writes."""
+    parser = argparse.ArgumentParser(prog="python -m eval.serving", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("recipe", help="a recipe, such as recipes/code.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
+    parser.add_argument("--server", required=True, metavar="URL", help="the server that speculates")
+    parser.add_argument("--baseline", metavar="URL", help="the same target without a draft")
+    parser.add_argument("--model", help="name to ask the server for (default: the one it lists)")
+    parser.add_argument("--baseline-model", help="name to ask the baseline for (default: the one it lists)")
+    parser.add_argument("--concurrency", default=None, metavar="N,...", help="requests in flight (default: 1,4,16)")
+    parser.add_argument("--open-rate", type=float, metavar="R", help="arrivals a second, whatever is in flight")
+    parser.add_argument("--report", type=Path, help="report.json of eval.run, to set beside the server's figures")
+    parser.add_argument("--arm", help="arm of the report (default: its choice)")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of one request (default: 600)")
+    parser.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the servers' key")
+    parser.add_argument("--out", type=Path, help="folder (default: OUTPUT_DIR/NAME/serving/TIME)")
+    args = parser.parse_intermixed_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+    )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    try:
+        recipe = load_recipe(args.recipe, args.overrides)
+        result, folder = measure(recipe, args)
+    except (ValueError, OSError) as error:
+        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
+        return 2
+    except KeyboardInterrupt:
+        console.print("interrupted; rows measured so far are kept", style="bold red")
+        return 130
+    console.print(served_table(result))
+    console.print(f"written: {folder / 'serving.md'}", highlight=False)
+    return 0 if any(cell["num_requests"] for cell in result["cells"]) else 1
+
+
+def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+    """Asks the servers and writes requests.jsonl, serving.json and serving.md.
+
+    Args:
+        recipe: its traffic and eval stages count.
+        args: of the command line.
+
+    Returns:
+        what serving.json holds, and its folder.
+
+    Raises:
+        ValueError: bad arguments; ConnectionError: a server does not answer at all.
+    """
+    loads = loads_of(args.concurrency, args.open_rate)
+    report = json.loads(args.report.read_text(encoding="utf-8")) if args.report else None
+    servers = [Server(BASELINE, args.baseline, args.baseline_model or "")] if args.baseline else []
+    servers.append(Server(SPECULATIVE, args.server, args.model or ""))
+    for server in servers:
+        web_address(server.url)
+    if args.baseline == args.server:
+        raise ValueError(f"--server and --baseline are both {args.server}; leave --baseline out, or give another")
+    if not args.timeout > 0:
+        raise ValueError(f"--timeout = {args.timeout:g} must be above 0")
+    headers(args.api_key_env)
+    out = args.out or Path(recipe.output_dir) / recipe.name / "serving" / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    if (out / "requests.jsonl").exists():
+        raise ValueError(f"{out / 'requests.jsonl'} holds rows of an earlier measurement; give another --out")
+    servers = [
+        server if server.model else Server(server.arm, server.url, find_model([server.url], args.api_key_env))
+        for server in servers
+    ]
+    if report is not None:
+        engine_figures(report, args.arm, ALL, "closed 1")  # a wrong arm is told before anything is asked
+    questions = questions_of(recipe)
+    out.mkdir(parents=True, exist_ok=True)
+    rows, counted = asyncio.run(
+        _ask(recipe, servers, questions, loads, args.timeout, args.api_key_env, out / "requests.jsonl")
+    )
+    result = {
+        "format": 1,
+        "recipe": recipe.name,
+        "servers": {server.arm: {"url": server.url, "model": server.model} for server in servers},
+        "settings": recipe.eval.model_dump(mode="json") | {"seed": recipe.seed, "timeout_s": args.timeout},
+        "report": str(args.report) if args.report else None,
+        "cells": build_served(rows, counted, report, args.arm),
+        "provenance": collect(recipe.seed, "server"),
+    }
+    (out / "serving.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
+    (out / "serving.md").write_text(render_served(result), encoding="utf-8")
+    return result, out
+
+
+def loads_of(concurrency: str | None, open_rate: float | None) -> list[Load]:
+    """The loads to measure: closed ones of 1, 4 and 16 requests when none is asked for.
+
+    Raises:
+        ValueError: a number that is none, or out of range.
+    """
+    text = concurrency if concurrency is not None else "" if open_rate is not None else "1,4,16"
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts) or len(set(parts)) < len(parts):
+        raise ValueError(f"--concurrency = {concurrency!r} must be different whole numbers from 1 to 1024: 1,4,16")
+    if open_rate is not None and not 0 < open_rate <= 10_000:
+        raise ValueError(f"--open-rate = {open_rate:g} must be above 0 and 10,000 a second at most")
+    return [Load(num=int(part)) for part in parts] + ([Load(rate=open_rate)] if open_rate is not None else [])
+
+
+def questions_of(recipe: Recipe) -> list[Question]:
+    """The prompts that eval.run measures with: the first `eval.num_requests` of each domain and context class.
+
+    Raises:
+        ValueError: none fits.
+    """
+    from distill.models import load_tokenizer
+    from distill.tokens import encode_prompt, with_system
+    from distill.traffic import load_prompts
+    from eval.setup import group_of
+
+    tokenizer = load_tokenizer(recipe.target.model, recipe.target.revision, recipe.target.trust_remote_code)
+    stage, longest = recipe.eval, recipe.traffic.max_prompt_tok
+    found: dict[tuple[str, str], list[Question]] = {}
+    for prompt in load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains):
+        num_tok = len(encode_prompt(tokenizer, list(prompt.messages), recipe.traffic.system))
+        key = (prompt.domain, group_of(num_tok))
+        if num_tok <= longest and len(found.setdefault(key, [])) < stage.num_requests:
+            messages = tuple(with_system(prompt.messages, recipe.traffic.system))
+            found[key].append(Question(prompt.id, prompt.domain, key[1], num_tok, messages))
+    if not any(found.values()):
+        raise ValueError(f"no held-out prompt has traffic.max_prompt_tok = {longest} tokens or less; raise it")
+    return [question for cell in found.values() for question in cell]
+
+
+async def _ask(
+    recipe: Recipe,
+    servers: Sequence[Server],
+    questions: Sequence[Question],
+    loads: Sequence[Load],
+    timeout_s: float,
+    variable: str | None,
+    path: Path,
+) -> tuple[list[ServedRow], dict[tuple[str, str, str], Counters | None]]:
+    """All rows, written as they come, and vLLM's counters over each block."""
+    rows: list[ServedRow] = []
+    counted: dict[tuple[str, str, str], Counters | None] = {}
+
+    def keep(row: ServedRow) -> None:
+        rows.append(row)
+        append_served(path, [row])
+
+    domains = list(dict.fromkeys(question.domain for question in questions))
+    async with open_client(variable, timeout_s) as client:
+        for server in servers:
+            first = questions[: recipe.eval.warmup]
+            await run_load(client, server, first, Load(num=1), recipe, timeout_s, keep, warmup=True)
+        for number, (load, domain) in enumerate((load, domain) for load in loads for domain in domains):
+            block = [question for question in questions if question.domain == domain]
+            # Every second block goes the other way round, so that a machine that drifts hurts both servers alike.
+            for server in servers if number % 2 == 0 else servers[::-1]:
+                log.info("%s, %s, %s: %d requests", server.arm, load.name, domain, len(block))
+                before = await vllm_counters(client, server)
+                await run_load(client, server, block, load, recipe, timeout_s, keep)
+                after = await vllm_counters(client, server)
+                counted[server.arm, load.name, domain] = between(before, after)
+    return rows, counted
+
+
+if __name__ == "__main__":
+    sys.exit(main())

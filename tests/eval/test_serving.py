@@ -1,0 +1,202 @@
+"""The held-out traffic against transformers' own server: rows, cells, files; errors are rows; no acceptance is n/a."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from eval.client import arrivals
+from eval.counters import Counters
+from eval.served import ServedRow, build_served
+from eval.served_view import render_served
+from eval.serving import loads_of, main
+from tests.servers import free_port, save, serve
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("target") / "writer")
+
+
+@pytest.fixture(scope="module")
+def urls(folder: Path) -> Iterator[tuple[str, str]]:
+    with serve(folder) as (one, _), serve(folder) as (two, _):
+        yield one, two
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, folder: Path) -> str:
+    lines = [
+        {"prompt": f"{domain}: add {word} apples", "id": f"{domain}-{word}", "domain": domain}
+        for domain in ("code", "qa")
+        for word in ("two", "five", "seven")
+    ]
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = tmp_path / "recipe.json"
+    path.write_text(
+        json.dumps(
+            {
+                "name": "tiny",
+                "output_dir": str(tmp_path / "runs"),
+                "target": {"model": str(folder), "dtype": "float32"},
+                "draft": {"num_layers": 1},
+                "traffic": {"heldout": str(tmp_path / "heldout.jsonl"), "max_prompt_tok": 100},
+                "eval": {"num_requests": 3, "min_requests": 2, "max_new_tok": 12, "domains": ["code", "qa"]},
+            }
+        )
+    )
+    return str(path)
+
+
+def rows_of(out: Path) -> list[dict]:
+    head, *rows = (json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines())
+    assert head == {"format": 1, "holds": "served rows"}
+    return rows
+
+
+def test_two_servers_side_by_side(tmp_path: Path, recipe: str, urls: tuple[str, str]) -> None:
+    out = tmp_path / "out"
+    report = tmp_path / "report.json"
+    engine = {"arm": "draft:a@k3", "group": "short", "alpha": 0.5, "tau": 2.5, "batch": 1, "predicted_speedup": 1.4}
+    engine |= {"latency_speedup": {"gmean": 1.5}, "tpot_ms": {"p50": 1.0, "p95": 2.0}}
+    cells = [engine | {"domain": domain} for domain in ("code", "qa", "all")]
+    report.write_text(json.dumps({"cells": cells, "choice": {"arm": "draft:a@k3"}}))
+    words = [recipe, "--baseline", urls[0], "--server", urls[1], "--concurrency", "1,2", "--out", str(out)]
+    assert main([*words, "--report", str(report)]) == 0
+    rows = rows_of(out)
+    assert len(rows) == 2 * (1 + 2 * 6) and sum(row["warmup"] for row in rows) == 2
+    for row in rows:
+        assert row["error"] is None and row["prompt_tok"] == row["own_prompt_tok"] > 0
+        assert 0 < row["ttft_ms"] <= row["e2e_ms"] and row["end_s"] > row["start_s"]
+        assert row["tpot_ms"] is None or row["ttft_ms"] + row["tpot_ms"] * (row["new_tok"] - 1) <= row["e2e_ms"]
+        assert row["finish"] in ("stop", "length") and (row["new_tok"] == 12 or row["finish"] == "stop")
+    result = json.loads((out / "serving.json").read_text())
+    assert {(c["load"], c["domain"], c["arm"]) for c in result["cells"]} == {
+        (load, domain, arm)
+        for load in ("closed 1", "closed 2")
+        for domain in ("code", "qa", "all")
+        for arm in ("baseline", "server")
+    }
+    for cell in result["cells"]:
+        assert cell["num_requests"] == (6 if cell["domain"] == "all" else 3) and cell["num_errors"] == 0
+        assert cell["acceptance"] is None and cell["throughput_tok_s"] > 0
+        if cell["arm"] == "server":
+            assert cell["same_text_frac"] == 1.0 and cell["speedup"]["num_pairs"] == cell["num_requests"]
+            assert cell["engine"]["alpha"] == 0.5
+            # The engine measured one request at a time: its times predict that load alone.
+            assert cell["engine"]["predicted_speedup"] == (1.4 if cell["load"] == "closed 1" else None)
+    text = (out / "serving.md").read_text()
+    assert (
+        "n/a: the server tells nothing about acceptance" in text
+        and "| engine B=1 |" in text
+        and "| predicted |" in text
+    )
+    assert main([*words]) == 2  # never into rows of an earlier measurement
+
+
+def test_an_open_loop_of_one_server(tmp_path: Path, recipe: str, urls: tuple[str, str]) -> None:
+    out = tmp_path / "out"
+    assert main([recipe, "--server", urls[0], "--open-rate", "50", "--out", str(out), "eval.warmup=0"]) == 0
+    rows = rows_of(out)
+    assert {row["load"] for row in rows} == {"open 50/s"} and len(rows) == 6
+    assert all(row["arm"] == "server" and row["error"] is None for row in rows)
+    cells = json.loads((out / "serving.json").read_text())["cells"]
+    assert all(c["speedup"] is None and c["engine"] is None for c in cells)
+
+
+def test_a_server_that_dies_leaves_error_rows(tmp_path: Path, recipe: str, folder: Path) -> None:
+    """It stops after the first answers: what was measured is kept, the rest says why there is no figure."""
+    out = tmp_path / "out"
+    with serve(folder) as (url, server):
+
+        def stop() -> None:
+            while not (out / "requests.jsonl").exists():
+                stopping.wait(0.01)
+            server.kill_server()
+
+        stopping = threading.Event()
+        thread = threading.Thread(target=stop)
+        thread.start()
+        main([recipe, "--server", url, "--concurrency", "1", "--out", str(out), "eval.max_new_tok=60"])
+        thread.join()
+    rows = rows_of(out)
+    assert len(rows) == 7
+    failed = [row for row in rows if row["error"] is not None]
+    assert failed and rows[0]["error"] is None
+    assert all(row["ttft_ms"] == row["e2e_ms"] == 0 and "Error" in row["error"] for row in failed)
+    assert failed[-1]["retried"] == 2  # no connection: nothing was sent, so it was tried again
+    cell = json.loads((out / "serving.json").read_text())["cells"][-1]
+    assert cell["num_errors"] == len(failed) and cell["num_errors"] + cell["num_requests"] == 6
+    assert "## Failed requests" in (out / "serving.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--server", "ftp://host"], "must be http(s)://HOST"),
+        (["--server", "http://user:word@host"], "must be http(s)://HOST"),
+        (["--server", "http://host", "--concurrency", "0"], "--concurrency = '0'"),
+        (["--server", "http://host", "--concurrency", "4,4"], "--concurrency = '4,4'"),
+        (["--server", "http://host", "--open-rate", "-1"], "--open-rate = -1"),
+        (["--server", "http://host", "--baseline", "http://host"], "are both http://host"),
+        (["--server", "http://host", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY holds no key"),
+        (["--server", f"http://127.0.0.1:{free_port()}"], "no endpoint answers"),
+    ],
+)
+def test_bad_arguments_are_told_before_anything_is_asked(
+    recipe: str, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([recipe, *words]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert told in said and "word@" not in said
+
+
+def test_loads() -> None:
+    assert [load.name for load in loads_of(None, None)] == ["closed 1", "closed 4", "closed 16"]
+    assert [load.name for load in loads_of(None, 2.5)] == ["open 2.5/s"]
+    assert [load.name for load in loads_of("8", 2.5)] == ["closed 8", "open 2.5/s"]
+
+
+def test_arrivals_keep_their_rate() -> None:
+    times = list(islice(arrivals(4.0, 0), 4001))
+    gaps = [later - before for before, later in pairwise(times)]
+    assert times[0] == 0 and times == list(islice(arrivals(4.0, 0), 4001))
+    assert fmean(gaps) == pytest.approx(0.25, rel=0.05)
+    assert fmean(gap > 0.25 for gap in gaps) == pytest.approx(0.368, abs=0.03)  # exponential: e^-1 above the mean
+
+
+def served(arm: str, request: str, start_s: float, e2e_ms: float, new_tok: int = 10, **changes: object) -> ServedRow:
+    row = ServedRow(
+        request, "code", "short", arm, "closed 2", False, None, 5, new_tok, 5, 0, "stop", 10.0, 2.0, e2e_ms, start_s,
+        start_s + e2e_ms / 1e3, 0, "x", {},
+    )  # fmt: skip
+    return replace(row, **changes)
+
+
+def test_cells_by_hand() -> None:
+    """Two overlapping requests: tokens over the union of spans; speedups paired and per token; failures apart."""
+    rows = [
+        served("baseline", "a", 0.0, 1000.0),
+        served("baseline", "b", 0.5, 1000.0),
+        served("server", "a", 10.0, 500.0),
+        served("server", "b", 10.0, 1000.0, 20, text_sha="y"),
+        served("server", "c", 10.0, 0.0, 0, error="HTTP 500: no"),
+        served("server", "w", 0.0, 9999.0, warmup=True),
+    ]
+    counted = {("server", "closed 2", "code"): Counters(10, 30, 20, (9, 6, 5))}
+    base, mine = build_served(rows, counted)
+    assert base["throughput_tok_s"] == pytest.approx(20 / 1.5) and base["acceptance"] is None
+    assert mine["throughput_tok_s"] == pytest.approx(30 / 1.0)
+    assert mine["speedup"] == {"gmean": pytest.approx(2.0), "num_pairs": 2} and mine["same_text_frac"] == 0.5
+    assert mine["num_requests"] == 2 and mine["errors"] == {"HTTP 500: no": 1}
+    assert mine["acceptance"]["tau"] == pytest.approx(3.0) and mine["acceptance"]["source"] == "vLLM counters"
+    result = {"recipe": "r", "servers": {}, "report": None, "cells": [base, mine]}
+    text = render_served(result)
+    assert "| 2.00x | 0.667 | 3.00 |" in text and "HTTP 500: no" in text
