@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 BUNDLED_DOMAINS = ("code", "math", "qa")
 
 Positive = Annotated[int, Field(ge=1)]
+Processes = Annotated[int, Field(ge=1, le=1024)]
 Length = Annotated[int, Field(ge=1, le=16)]
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

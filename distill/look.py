@@ -30,11 +30,12 @@ class CheckError(ValueError):
     """A recipe that would fail later; the message lists every reason."""
 
 
-def look(recipe: Recipe) -> list[str]:
+def look(recipe: Recipe, name: str) -> list[str]:
     """Checks what lies on this machine against the recipe, and estimates what a run takes.
 
     Args:
         recipe: the resolved recipe.
+        name: of the recipe, for messages.
 
     Returns:
         Lines for a person.
@@ -57,7 +58,7 @@ def look(recipe: Recipe) -> list[str]:
         lines += _answers(recipe, target)
     if problems:
         heading = "a reason" if len(problems) == 1 else f"{len(problems)} reasons"
-        raise CheckError("\n".join([f"{recipe.name}: {heading} not to start", *(f"  {line}" for line in problems)]))
+        raise CheckError("\n".join([f"{name}: {heading} not to start", *(f"  {line}" for line in problems)]))
     return lines
 
 

@@ -14,6 +14,7 @@ from distill.fields import (
     Length,
     Loss,
     Positive,
+    Processes,
     Stage,
     Temperature,
     Text,
@@ -240,8 +241,8 @@ class TrainerStage(Stage):
     """
 
     accelerator: Literal["cpu", "cuda", "auto"] = "auto"
-    devices: Positive = 1
-    num_nodes: Positive = 1
+    devices: Processes = 1
+    num_nodes: Processes = 1
     strategy: Text = "auto"
     precision: Literal["32-true", "bf16-mixed"] = "bf16-mixed"
     num_threads: Positive | None = None

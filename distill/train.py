@@ -55,9 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger().setLevel(logging.INFO)
     logging.getLogger("distill").setLevel(logging.DEBUG)
     try:
-        recipe = load_recipe(args.recipe or args.resume / "recipe.json", args.overrides)
+        source = args.recipe or args.resume / "recipe.json"
+        recipe = load_recipe(source, args.overrides)
         if args.check:
-            for text in look(recipe):
+            for text in look(recipe, str(source)):
                 sys.stderr.write(f"{text}\n")
             sys.stdout.write(dump(recipe) + "\n")
             return 0

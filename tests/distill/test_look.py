@@ -23,7 +23,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lines(world: Path, *overrides: str) -> str:
-    return "\n".join(look(load_recipe(world / "recipe.yaml", overrides)))
+    return "\n".join(look(load_recipe(world / "recipe.yaml", overrides), "recipe.yaml"))
 
 
 def test_sizes_memory_disk_and_minutes_are_told(world: Path) -> None:

@@ -29,7 +29,6 @@ def refused(folder: Path, *overrides: str) -> str:
         ("draft.intermediate_size=[128, 96, 96, 64, 64, 64]", "allowed is a whole number >= 1 or null"),  # T13
         ("eval.repetition_penalty=1.3", "eval.repetition_penalty is no key here"),  # T41
         ("responses.repetition_penalty=1.3", "responses.repetition_penalty is no key here"),  # T41
-        ("trainer.compile=true", "trainer.compile is no key here"),  # T51
         ("draft.vocab_size=64", "draft.vocab_size is no key here"),  # T09: the head is cut by draft.head instead
         ("draft.rope_scaling={type: linear}", "draft.rope_scaling is no key here"),  # T14
         ("distill.packing=true", "distill.packing is no key here"),  # T21
