@@ -84,7 +84,7 @@ def make_optimizer(
         lr: learning rate of the first step.
 
     Returns:
-        An optimizer, its state in the order of `parameters`.
+        An optimizer; its groups are Muon's matrices, if there are any, what is decayed, and what is not.
     """
     trained = [p for p in parameters if p.requires_grad]
     apart = {id(table) for table in tables}

@@ -234,7 +234,10 @@ class TrainerStage(Stage):
     """Where it runs.
 
     Attributes:
-        accelerator, devices, num_nodes, strategy, precision: of Lightning's Trainer.
+        accelerator, precision: of Lightning's Trainer.
+        devices: processes that train together, each with the whole draft.
+        num_nodes: 1; several machines are not built.
+        strategy: of Lightning's Trainer; with several devices auto or ddp.
         num_threads: CPU threads; null leaves torch's choice.
         graph: capture CUDA graphs when the device is CUDA.
         compile: run the evaluation's steps through torch.compile; each shape takes half a minute on a CPU.

@@ -39,7 +39,7 @@ class Facts:
         costs: of the arm, for "what if"; None for look-up, whose proposals the model does not describe.
         size: of the draft: layers, hidden_size, head_rows, read_params.
         surface: costs by context and batch; None without a fit.
-        held_out_error: mean absolute error of the model on held-out cells.
+        held_out_error: mean absolute error of the model on held-out cells, by the scheme where it is largest.
     """
 
     cell: Cell
@@ -267,7 +267,7 @@ def spread(facts: Facts) -> float | None:
 
 
 def prediction_error(facts: Facts) -> float | None:
-    """Mean error on held-out cells; without these, of this cell by the plan's costs."""
+    """Mean error on held-out cells by the worst scheme; without these, of this cell by the plan's costs."""
     if facts.held_out_error is not None:
         return facts.held_out_error
     error = facts.cell["prediction_error_frac"]

@@ -23,7 +23,7 @@ class Served:
         answer: its tokens and cycles.
         start_s: when it was admitted.
         prefill_ms, draft_prefill_ms: its own.
-        wall_ms: from admission to end, less `stall_ms`.
+        wall_ms: from the end of its own prefill to its end, less `stall_ms`.
         stall_ms: prefills of others while it was there.
         phases_ms: of its cycles; what the loop itself takes is in none of them.
         since_ms: when decoding began, by the clock.

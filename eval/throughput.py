@@ -73,7 +73,8 @@ def memory_bytes(
     Args:
         one: a row of the arm.
         contexts, lengths: prompt and answer tokens of its requests; their mean is what a row holds at the end.
-        memory: of plan.json: {weights, kv_per_tok} in bytes, of the target under "" and of each draft by name.
+        memory: of plan.json: {weights, kv_per_tok} in bytes, of the target under "" and of each draft by name. Of a
+            windowed draft its newest tokens count, not the first ones and the slots of a cycle under way.
 
     Returns:
         weights, kv_per_row and total at this batch; None where the sizes are not known.

@@ -55,6 +55,9 @@ def find_tree(
         costs: of the draft at batch 1.
         ks: lengths of chains that are measured; the largest is also the deepest level of a tree.
         max_nodes: proposals at most.
+
+    Raises:
+        ValueError: no request.
     """
     depth = max(ks)
     accept, cycles = rank_acceptance(bench, draft, requests, min(depth, 64 // BRANCH))

@@ -15,7 +15,7 @@ from eval.rules import RULES, apply
 
 
 def judged_arm(choice: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arm that a verdict is about: the best trained draft, else the best look-up; None without any."""
+    """The arm that a verdict is about: the best of drafts and self-speculation, else of look-up; None without any."""
     arms = [c for c in choice["ranking"] if c["k"]]
     return next((c for c in arms if c["draft"] != LOOKUP), arms[0] if arms else None)
 

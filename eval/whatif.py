@@ -48,7 +48,7 @@ class Question:
                 raise ValueError(f"what-if {name}={value}: allowed are {low}..{high}")
 
     def words(self) -> str:
-        """The change in words: "half the draft time, alpha 0.80"."""
+        """The change in words: "draft time x 0.5, acceptance 0.80"."""
         said = [f"{name} time x {getattr(self, name):g}" for name in ("draft", "verify", "sampling", "host")
                 if getattr(self, name) != 1.0]  # fmt: skip
         if self.alpha is not None:
