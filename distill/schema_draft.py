@@ -14,7 +14,8 @@ class Head(Stage):
     """The draft's output head.
 
     Attributes:
-        kind: full reads every row; shortlist reads `size` rows; low_rank is trained as two factors.
+        kind: full reads every row; shortlist reads `size` rows; low_rank is trained as two factors, kept beside
+            their product, which the engine reads.
         size: rows of the shortlist.
         rank: inner width of the factors.
     """
