@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from distill.fit import fit
 from distill.recipe import Recipe
 from distill.runs import Run, Stop
-from distill.shape import ShapeError, Sizes, Target, check_draft, draft_config
+from distill.shape import ShapeError, Sizes, Target, blank_factors, check_draft, draft_config
 from distill.stages import find_costs, prepare, read_plan, shortlist_of, trained_on, write_plan
 from distill.teacher import ResponseDataset
 from distill.track import NullTracker
@@ -212,7 +212,8 @@ def _measure(
         draft = AutoModelForCausalLM.from_config(draft_config(one, target), dtype=model.dtype)
         shortlist = shortlist_of(one, target, answers.training, answers.eos)
         own.plan.unlink(missing_ok=True)
-        find_costs(one, own, model, draft, shortlist, answers.held_out)
+        factors = blank_factors(draft.config, one.draft.head.rank)
+        find_costs(one, own, model, draft, shortlist, answers.held_out, factors)
     plans = [read_plan(own) for own in runs]
     levelled = level([Costs.from_json(plan["costs"][0]) for plan in plans])
     prefill = statistics.median(plan["prefill_ms"] for plan in plans)

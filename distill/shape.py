@@ -102,9 +102,7 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
         )
     if head.size is not None and head.size > config.vocab_size:
         raise ShapeError(f"draft.head.size = {head.size}: the head has {config.vocab_size} rows, allowed up to that")
-    size = param_counts(config, head.size)
-    if head.rank is not None:
-        size = _low_rank_size(config, head.rank)
+    size = draft_size(config, head.size, head.rank)
     sizes = Sizes(size, size.stored / target.size.stored, size.read / target.size.read)
     log.info(
         "draft: %d parameters stored (%.1f%% of the target's %d), %d read per drafted token (%.1f%% of %d)",
@@ -133,12 +131,27 @@ def draft_config(recipe: Recipe, target: Target) -> PreTrainedConfig:
     return pruned_config(target.config, layers, stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
 
 
-def _low_rank_size(config: PreTrainedConfig, rank: int) -> SizeCount:
-    """Stored is what is exported (a dense head of its own), read is what the factors need."""
+def draft_size(config: PreTrainedConfig, head_rows: int | None = None, rank: int | None = None) -> SizeCount:
+    """A draft's size in both counts: of a shortlist its rows are read, of a low-rank head the factors.
+
+    Args:
+        config: the draft's.
+        head_rows: of a shortlist; None is every row.
+        rank: of a low-rank head; what is stored then is the dense head of its own that is exported.
+    """
+    if rank is None:
+        return param_counts(config, head_rows)
     untied = copy.deepcopy(config)
     untied.tie_word_embeddings = False
     whole = param_counts(untied)
     return SizeCount(whole.stored, param_counts(untied, 0).read + rank * (config.vocab_size + config.hidden_size))
+
+
+def blank_factors(config: PreTrainedConfig, rank: int | None) -> tuple[Tensor, Tensor] | None:
+    """Factors of a low-rank head with nothing in them, for measuring a shape; None without a rank."""
+    if rank is None:
+        return None
+    return torch.zeros(config.vocab_size, rank), torch.zeros(rank, config.hidden_size)
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ def find_costs(
     draft: PreTrainedModel,
     shortlist: Tensor | None,
     dataset: ResponseDataset,
+    factors: tuple[Tensor, Tensor] | None = None,
 ) -> Served:
     """What speculation costs here: from the run's plan.json, or measured now and written there.
 
@@ -140,6 +141,7 @@ def find_costs(
         draft: a draft of the right shape; its weights do not matter.
         shortlist: head rows in use.
         dataset: held-out answers, for a typical prompt.
+        factors: of a low-rank head.
 
     Returns:
         Costs and sampler for the prediction.
@@ -149,9 +151,10 @@ def find_costs(
         context = max(2, int(statistics.median(dataset.lengths)))
         log.info("measuring the costs of a cycle at a context of %d tokens", context)
         vocab = target.config.vocab_size
+        small = copy.deepcopy(draft).to(target.dtype).to(target.device).eval()
         runners = (
             Runner(target, 1, context + 200, None, vocab),
-            Runner(copy.deepcopy(draft).to(target.dtype).to(target.device).eval(), 1, context + 200, shortlist, vocab),
+            Runner(small, 1, context + 200, shortlist, vocab, factors=factors),
         )
         (costs,) = measure_costs(*runners, recipe.eval.k, [context])
         prefill = [_prefill_ms(runner, prompt) for runner in runners]
@@ -242,7 +245,7 @@ def prepare(
         rows = target.config.vocab_size
         log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
     made = make_draft(recipe, target, model, dataset)
-    served = find_costs(recipe, run, model, made.model, shortlist, held_out)
+    served = find_costs(recipe, run, model, made.model, shortlist, held_out, made.factors)
     if recipe.draft.lora is not None:
         add_lora(made.model, recipe.draft.lora)
     teacher = model.get_output_embeddings().weight.detach().clone()

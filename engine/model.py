@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from engine.attention import NAME, Nodes, Window, register
 from engine.cache import Slab, bucket, row_bucket
 from engine.compiled import compile_steps
+from engine.head import Head
 from engine.kernels import check_kernel, default_kernel
-from engine.pack import pack, pack_linears, packed_linear, pays
+from engine.pack import pack_linears
 from engine.ring import SINKS, Ring
 
 
@@ -37,8 +37,10 @@ class Runner:
             and the slab holds sinks + recent + 64 slots a row. None keeps all.
         sinks: see `recent`.
 
+        factors: (A [V, r], B [r, H]) read in place of the head, whose product they are.
+
     Raises:
-        ValueError: the shortlist is not sorted, repeats an id or leaves the head; the device lacks the attention;
+        ValueError: a head that can not be read so (see `engine.head`); the device lacks the attention;
             a window out of range.
     """
 
@@ -54,6 +56,7 @@ class Runner:
         compile: bool = False,
         recent: int | None = None,
         sinks: int = SINKS,
+        factors: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         if compile and fixed is False:
             raise ValueError("compile is True and fixed is False: a compiled step has a fixed shape; leave fixed out")
@@ -63,24 +66,9 @@ class Runner:
         self.config = model.config
         self.device, self.dtype = model.device, model.dtype
         self._body = model.get_decoder()
-        self._softcap = getattr(self.config, "final_logit_softcapping", None)
-        head = model.get_output_embeddings()
-        self._head, self._bias = head.weight, head.bias
-        self.shortlist = None
-        if shortlist is not None:
-            rows = self._head.shape[0]
-            if shortlist.numel() == 0 or not bool((shortlist[1:] > shortlist[:-1]).all()):
-                raise ValueError("a shortlist must hold at least one token id, sorted, each once")
-            if int(shortlist[0]) < 0 or int(shortlist[-1]) >= rows:
-                raise ValueError(f"the shortlist holds id {int(shortlist[-1])}; the head has rows 0..{rows - 1}")
-            self.shortlist = shortlist.to(self.device)
-            self._head = self._head[self.shortlist].contiguous()
-            self._bias = None if self._bias is None else self._bias[self.shortlist]
-        elif vocab is not None and vocab < self._head.shape[0]:
-            self._head = self._head[:vocab]
-            self._bias = None if self._bias is None else self._bias[:vocab]
+        self._head = Head(model, shortlist, vocab, factors)
+        self.shortlist = self._head.shortlist
         pack_linears(self._body)
-        self._packed_head = pack(self._head) if pays(self._head) else None
         self.attention = check_kernel(attention or default_kernel(self.device), self.device)
         self.fixed = compile or self.device.type == "cuda" if fixed is None else fixed
         self._capacity = capacity
@@ -98,7 +86,7 @@ class Runner:
         """Bytes of weights that one step reads; the embedding is a look-up."""
         embedding = self._body.get_input_embeddings().weight
         body = sum(w.numel() for w in self._body.parameters() if w is not embedding)
-        return (body + self._head.numel()) * self._head.element_size()
+        return (body + self._head.numel) * self.dtype.itemsize
 
     def first_layers(self, num: int) -> Runner:
         """The same weights and the same slab, but only the first layers before the final norm and the head.
@@ -184,11 +172,7 @@ class Runner:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Head over hidden states [..., H] -> [..., R]: the whole vocabulary, or the shortlist's columns."""
-        if self._packed_head is None:
-            out = linear(hidden, self._head, self._bias)
-        else:
-            out = packed_linear(hidden, self._packed_head, self._bias)
-        return out if self._softcap is None else torch.tanh(out / self._softcap) * self._softcap
+        return self._head(hidden)
 
     def token(self, column: Tensor) -> Tensor:
         """Token ids of head columns."""

@@ -108,8 +108,8 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from distill.models import load_model, param_counts
-    from distill.shape import find_target
+    from distill.models import load_model
+    from distill.shape import blank_factors, draft_size, find_target
     from engine.bench import copy_bandwidth, measure_costs
     from engine.model import Runner
     from eval.setup import device_of
@@ -123,19 +123,20 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
     runner = Runner(target, 1, capacity)
     costs: list[Costs] = []
     shapes: list[dict[str, Any]] = []
-    for name, config, head_rows in shapes_of(recipe, found.config):
+    for name, config, head_rows, rank in shapes_of(recipe, found.config):
         with torch.device(device):
             draft = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         shortlist = None if head_rows is None else torch.arange(head_rows)
-        size = param_counts(config, head_rows)
+        size, factors = draft_size(config, head_rows, rank), blank_factors(config, rank)
         log.info("measuring %s (%.1f M read a token)", name, size.read / 1e6)
-        costs += measure_costs(runner, Runner(draft, 1, capacity, shortlist), recipe.eval.k, CONTEXTS, name=name)
+        small = Runner(draft, 1, capacity, shortlist, factors=factors)
+        costs += measure_costs(runner, small, recipe.eval.k, CONTEXTS, name=name)
         if not shapes:
             room = found.config.max_position_embeddings
             for contexts, batch in loads_of(recipe, room):
                 log.info("measuring %s at batch %d, contexts %s", name, batch, ", ".join(map(str, contexts)))
                 wide = max(contexts) + 200
-                rows = Runner(target, batch, wide), Runner(draft, batch, wide, shortlist)
+                rows = Runner(target, batch, wide), Runner(draft, batch, wide, shortlist, factors=factors)
                 costs += measure_costs(*rows, recipe.eval.k, contexts, batch, name=name)
         shapes.append(
             {
@@ -172,8 +173,8 @@ def loads_of(recipe: Recipe, room: int) -> list[tuple[list[int], int]]:
     return [(longer, 1)] * bool(longer) + [([min(CONTEXTS)], batch) for batch in batches]
 
 
-def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None]]:
-    """(name, config, head rows) of the recipe's draft and of its neighbours in depth and head.
+def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None, int | None]]:
+    """(name, config, head rows, rank of the head) of the recipe's draft and of its neighbours in depth and head.
 
     Args:
         recipe: its draft stage; a pretrained draft has its own config and no neighbours; a race gives its candidates.
@@ -182,21 +183,21 @@ def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None]]:
     from distill.models import load_config
     from distill.prune import layer_plan, pruned_config
 
-    stage, rows = recipe.draft, recipe.draft.head.size
+    stage, rows, rank = recipe.draft, recipe.draft.head.size, recipe.draft.head.rank
     if stage.candidates is not None:
         alone = [recipe.model_copy(update={"draft": draft}) for draft in stage.candidates]
         return [(f"candidate {n}", *shapes_of(one, config)[0][1:]) for n, one in enumerate(alone)]
     if stage.kind == "pretrained":
         assert stage.model is not None
-        return [("recipe", load_config(stage.model), rows)]
+        return [("recipe", load_config(stage.model), rows, rank)]
     layers = layer_plan(config.num_hidden_layers, stage.layers, stage.num_layers)
     widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
-    found = [("recipe", pruned_config(config, layers, *widths), rows)]
+    found = [("recipe", pruned_config(config, layers, *widths), rows, rank)]
     for depth in sorted({1, 2, 4, config.num_hidden_layers // 2} - {len(layers)}):
         kept = layer_plan(config.num_hidden_layers, None, depth)
-        found.append((f"{depth} layer{'s' * (depth > 1)}", pruned_config(config, kept, *widths), rows))
-    if rows is not None:
-        found.append(("whole head", pruned_config(config, layers, *widths), None))
+        found.append((f"{depth} layer{'s' * (depth > 1)}", pruned_config(config, kept, *widths), rows, rank))
+    if rows is not None or rank is not None:
+        found.append(("whole head", pruned_config(config, layers, *widths), None, None))
     return found
 
 

@@ -16,6 +16,7 @@ from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.recipe import Recipe
 from distill.schema import Eval
+from distill.shape import draft_size
 from distill.tokens import encode_prompt, eos_ids
 from distill.traffic import load_prompts
 from engine.bench import copy_bandwidth, measure_costs
@@ -97,9 +98,20 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         model = load_model(str(path), dtype, device)
         for arm in (Arm(name, 1), *(Arm(name, 1, recent=recent) for recent in stage.windows)):
             runners[arm.runner] = Runner(
-                model, batch, capacity, draft.shortlist, rows, compile=compiled, recent=arm.recent
+                model,
+                batch,
+                capacity,
+                draft.shortlist,
+                rows,
+                compile=compiled,
+                recent=arm.recent,
+                factors=draft.factors,
             )
-        count = param_counts(model, None if draft.shortlist is None else draft.shortlist.numel())
+        count = draft_size(
+            model.config,
+            None if draft.shortlist is None else draft.shortlist.numel(),
+            None if draft.factors is None else draft.factors[1].shape[0],
+        )
         memory[name] = _memory(model, count.stored)
         described.append(
             {

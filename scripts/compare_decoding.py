@@ -228,9 +228,9 @@ def main() -> None:
     short = [(name, ids) for name, ids in coded if len(ids) <= args.max_prompt]
     prompts, spare = short[: args.num], short[args.num : args.num + 2]
     capacity = max(len(ids) for _, ids in prompts) + args.max_new + 220
-    draft, shortlist = load_model(str(args.draft), args.dtype), read_draft(args.draft).shortlist
+    draft, about = load_model(str(args.draft), args.dtype), read_draft(args.draft)
     target = Runner(copy.deepcopy(plain), 1, capacity)
-    small = Runner(copy.deepcopy(draft), 1, capacity, shortlist)
+    small = Runner(copy.deepcopy(draft), 1, capacity, about.shortlist, factors=about.factors)
     context = statistics.median(len(ids) for _, ids in prompts) + args.max_new // 2
     ks = sorted({1, args.k, args.most})
     costs = measure_costs(target, small, ks, [int(context)])

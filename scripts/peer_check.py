@@ -51,12 +51,13 @@ def check_greedy(args: argparse.Namespace, prompts: list[list[int]], eos: Sequen
         for ids in prompts
     ]
     longest = max(map(len, prompts)) + args.max_new
-    runner, shortlist = Runner(target, 1, longest), read_draft(args.draft).shortlist
+    runner, about = Runner(target, 1, longest), read_draft(args.draft)
     result: dict = {"prompts": len(prompts), "max_new": args.max_new, "by_k": {}}
-    for name, model, rows in (("draft", draft, shortlist), ("self", copy.deepcopy(plain), None)):
+    small = Runner(draft, 1, longest, about.shortlist, factors=about.factors)
+    for name, drafting in (("draft", small), ("self", Runner(copy.deepcopy(plain), 1, longest))):
         for k in args.k if name == "draft" else args.k[:1]:
             equal, ties, bugs, proposed, accepted = 0, 0, 0, 0, 0
-            drafter = ModelDrafter(Runner(model, 1, longest, rows))
+            drafter = ModelDrafter(drafting)
             for i, ids in enumerate(prompts):
                 answer = next(iter(Decoder(runner, eos, drafter, k).run([Request(str(i), tuple(ids), args.max_new)])))
                 proposed += sum(c.proposed for c in answer.cycles if not c.cut)

@@ -92,7 +92,9 @@ def main() -> None:
             domains[requests[-1].id] = domain
     capacity = args.max_prompt + args.max_new + 220
     target = Runner(model, ROWS, capacity)
-    draft = Runner(load_model(str(args.draft), args.dtype), 1, capacity, read_draft(args.draft).shortlist)
+    about = read_draft(args.draft)
+    small = load_model(str(args.draft), args.dtype)
+    draft = Runner(small, 1, capacity, about.shortlist, factors=about.factors)
     if args.plan:
         costs = Costs.from_json(json.loads(args.plan.read_text(encoding="utf-8"))["costs"][0])
     else:

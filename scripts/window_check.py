@@ -66,11 +66,13 @@ def main() -> None:
         prompts += [(name, ids) for name, ids in coded if len(ids) + args.max_new <= longest][: args.num]
     if not prompts:
         raise ValueError(f"every prompt is longer than the target's {longest} positions, answer included")
-    draft, shortlist = load_model(str(args.draft), args.dtype), read_draft(args.draft).shortlist
+    draft, about = load_model(str(args.draft), args.dtype), read_draft(args.draft)
     capacity = max(args.contexts[1] + 1, max(len(ids) for _, ids in prompts) + args.max_new)
-    runners = {"whole": Runner(copy.deepcopy(draft), 1, capacity, shortlist)}
+    unlimited = Runner(copy.deepcopy(draft), 1, capacity, about.shortlist, factors=about.factors)
+    runners = {"whole": unlimited}
     for recent in args.recent:
-        runner = Runner(copy.deepcopy(draft), 1, capacity, shortlist, recent=recent, sinks=args.sinks)
+        small = copy.deepcopy(draft)
+        runner = Runner(small, 1, capacity, about.shortlist, recent=recent, sinks=args.sinks, factors=about.factors)
         runners[f"{args.sinks} + {recent}"] = runner
     decoder = Decoder(Runner(plain, 1, capacity), eos)
     agreed: dict[str, list[list[bool]]] = {name: [] for name in runners}
