@@ -245,7 +245,9 @@ def _answer_reference(
         text = tokenizer(prompt.reference, add_special_tokens=False)["input_ids"] if prompt.reference else []
         finish = "eos" if text and len(text) < stage.max_new_tok else "length"
         text = [*text, end][: stage.max_new_tok] if text else []
-        states = runner.prefill(torch.tensor([*ids, *text[:-1]]), 0)[len(ids) - 1 :] if text else torch.empty(0)
+        states = torch.empty(0)
+        if text:
+            states = runner.prefill(torch.tensor([*ids, *text[:-1]], device=runner.device))[len(ids) - 1 :]
         yield _row(prompt, ids, text, 0.0, finish, True), states
 
 

@@ -74,6 +74,18 @@ def test_hidden_states_predict_the_answers(tmp_path: Path, source: str) -> None:
         assert {r.temperature for r in rows} == {0.0, 0.9}
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_reference_answers_are_read_on_the_targets_device(tmp_path: Path) -> None:
+    stage = Responses(max_new_tok=20, source="reference")
+    hidden = {}
+    for device in ("cpu", "cuda"):
+        folder, target = tmp_path / device, make_target().to(device)
+        write_responses(folder, target, make_tokenizer(), prompts(3), stage, 3, EOS, "hash", 200)
+        hidden[device] = load_file(folder / "hidden-00000.safetensors")["hidden"].float()
+    assert torch.allclose(hidden["cpu"], hidden["cuda"], atol=0.03, rtol=0.02)
+
+
 def test_a_chat_of_several_turns_is_all_prompt_and_its_last_answer_alone_is_learnt(tmp_path: Path) -> None:
     """The template's own text up to the generation prompt is read; what the target then writes is supervised."""
     turns = [("system", "Be brief."), ("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
