@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.recipe import Responses
 from distill.served_answers import server_answers
 from distill.server_responses import ServersDown, pin_model
-from distill.tokens import encode_prompt, fingerprint
+from distill.tokens import answer_end, encode_prompt, fingerprint
 from distill.traffic import Prompt
 from engine.model import Runner
 from engine.request import Request
@@ -238,7 +238,7 @@ def _answer_reference(
     eos: list[int],
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """The data set's own answers, with the target's hidden states over them (a poor stand-in, kept to show it)."""
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id in eos else eos[0]
+    end = answer_end(tokenizer, eos)
     longest = max((len(ids) for _, ids, _ in work), default=1)
     runner = Runner(model, 1, longest + stage.max_new_tok)
     for prompt, ids, _ in work:

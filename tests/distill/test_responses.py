@@ -14,7 +14,7 @@ from distill.recipe import Responses
 from distill.responses import ResponsesError, load_rows, loops, write_responses
 from distill.teacher import ResponseDataset
 from distill.traffic import Prompt
-from tests.conftest import make_target, make_tokenizer
+from tests.conftest import CHATML, make_target, make_tokenizer
 
 EOS = (1, 4)
 DOMAINS = ("code", "qa", "math")
@@ -72,6 +72,18 @@ def test_hidden_states_predict_the_answers(tmp_path: Path, source: str) -> None:
         assert (row.finish == "eos") == (row.answer_ids[-1] in EOS)
     if source == "target":
         assert {r.temperature for r in rows} == {0.0, 0.9}
+
+
+def test_a_reference_ends_as_the_template_ends_a_turn(tmp_path: Path) -> None:
+    """T08: <|im_end|> (4), not the tokenizer's </s> (1); that one where the template names none."""
+    write(tmp_path / "chat", num=3, source="reference")
+    assert {row.answer_ids[-1] for row in load_rows(tmp_path / "chat")} == {4}
+    stage = Responses(max_new_tok=20, source="reference")
+    for template, ends, last in ((None, EOS, 1), (CHATML, (1,), 1), (None, (3, 4), 3)):
+        folder = tmp_path / f"{template is None}-{ends}"
+        tokenizer = make_tokenizer(template=template)
+        write_responses(folder, make_target(), tokenizer, prompts(2), stage, 3, ends, "hash", 200)
+        assert {row.answer_ids[-1] for row in load_rows(folder)} == {last}
 
 
 @pytest.mark.gpu
