@@ -259,6 +259,12 @@ class TrainerStage(Stage):
     graph: bool = True
     compile: bool = False
 
+    def clashes(self) -> Iterator[tuple[str, str]]:
+        if self.num_nodes > 1:
+            yield "num_nodes", f"= {self.num_nodes}: training on several machines is not built; use 1"
+        if self.devices > 1 and self.strategy not in ("auto", "ddp"):
+            yield "strategy", f"= {self.strategy!r} with several devices: allowed is ddp (or auto)"
+
 
 class Recipe(Stage):
     """Everything that decides a run. `name` is the folder under `output_dir`."""
