@@ -6,6 +6,7 @@ Sizes come from config.json alone. What is not on this machine (a hub id) is nam
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -85,7 +86,8 @@ def _traffic(recipe: Recipe) -> Iterator[str]:
 def _teachers(recipe: Recipe, target: Mapping[str, Any] | None) -> Iterator[str]:
     """What the losses compare the draft with."""
     stage = recipe.distill
-    if stage.reference is not None and not (Path(stage.reference) / "config.json").is_file():
+    # Path.is_file raises for a very long name.
+    if stage.reference is not None and not os.path.isfile(os.path.join(stage.reference, "config.json")):
         yield f"distill.reference {stage.reference}: no config.json: not the folder of a finished draft"
     if target is not None and stage.teacher == "topk" and stage.teacher_topk > target["vocab_size"]:
         rows = target["vocab_size"]
