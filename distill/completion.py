@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.endpoint import Completion, Trouble
 from distill.prompt import Prompt
-from distill.tokens import end_of_turn
+from distill.tokens import answer_end
 
 FINISHES = {"stop": "eos", "length": "length"}
 UNREADABLE = "\ufffd"  # what a decoder writes for bytes that are no character
@@ -105,9 +105,7 @@ def tokenise(
     recut = not cut_in_two and reply.num_tok not in (None, len(ids), whole)
     if reply.finish == "length":
         return ids[:max_new_tok], "length", recut
-    turn = end_of_turn(tokenizer)
-    end = next((one for one in (turn, tokenizer.eos_token_id) if one in eos), eos[0])
-    ids = [*ids, end]
+    ids = [*ids, answer_end(tokenizer, eos)]
     return (ids, "eos", recut) if len(ids) <= max_new_tok else (ids[:max_new_tok], "length", recut)
 
 

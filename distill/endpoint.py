@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -213,35 +212,34 @@ def listed_models(client: httpx2.Client, url: str) -> list[str]:
         raise trouble(error) from error
     check(response)
     data = object_of(response).get("data")
-    return [str(item["id"]) for item in data if isinstance(item, dict) and "id" in item] if data else []
+    if data is None:
+        return []
+    if not isinstance(data, list):
+        raise Trouble("failed", f"its list of models is no list: {str(data)[:80]!r}")
+    return [str(item["id"]) for item in data if isinstance(item, dict) and "id" in item]
 
 
-def find_model(urls: Sequence[str], variable: str | None, patience_s: float = 0.0) -> str:
+def find_model(urls: Sequence[str], variable: str | None) -> str:
     """The name of the one model that the first endpoint to answer lists.
 
     Args:
         urls: endpoints, asked in turn.
         variable: of the API key.
-        patience_s: how long to go on asking when none answers.
 
     Raises:
         EndpointError: it lists none or several.
         ConnectionError: none answers.
     """
-    until = time.monotonic() + patience_s
+    said = []
     with httpx2.Client(headers=headers(variable), timeout=limits(CONNECT_S)) as client:
-        while True:
-            said = []
-            for url in urls:
-                try:
-                    names = listed_models(client, url)
-                except Trouble as found:
-                    said.append(f"{url}: {found}")
-                    continue
-                if len(names) != 1:
-                    shown = ", ".join(names[:5]) or "none"
-                    raise EndpointError(f"{url} lists {len(names)} models ({shown}); name the one to ask for")
-                return names[0]
-            if time.monotonic() >= until:
-                raise ConnectionError("no endpoint answers:\n" + "\n".join(f"  {line}" for line in said))
-            time.sleep(1.0)
+        for url in urls:
+            try:
+                names = listed_models(client, url)
+            except Trouble as found:
+                said.append(f"{url}: {found}")
+                continue
+            if len(names) != 1:
+                shown = ", ".join(names[:5]) or "none"
+                raise EndpointError(f"{url} lists {len(names)} models ({shown}); name the one to ask for")
+            return names[0]
+    raise ConnectionError("no endpoint answers:\n" + "\n".join(f"  {line}" for line in said))

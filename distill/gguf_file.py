@@ -66,9 +66,12 @@ def refuse_gguf(config: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> N
     rest = "; give --gguf none, and convert it with llama.cpp's convert_hf_to_gguf.py"
     if config.get("model_type") != "llama":
         raise NoGguf(f"GGUF: model type {config.get('model_type')!r} is not written, llama only{rest}")
-    rope = (config.get("rope_parameters") or {}).get("rope_type", "default")
-    if rope != "default":
-        raise NoGguf(f"GGUF: rope type {rope!r} is not written, default only{rest}")
+    # transformers 5 writes rope_parameters, 4.x rope_scaling, whose type was called `type` at first.
+    for name in ("rope_parameters", "rope_scaling"):
+        scaling = config.get(name) or {}
+        rope = scaling.get("rope_type", scaling.get("type", "default"))
+        if rope != "default":
+            raise NoGguf(f"GGUF: rope type {rope!r} is not written, default only{rest}")
     for name in ("attention_bias", "mlp_bias"):
         if config.get(name):
             raise NoGguf(f"GGUF: {name} is not written{rest}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Types whose norms all read the residual stream. Gemma also norms what it writes, and that is not rotation-invariant.
-PRE_NORM = ("llama", "qwen2", "qwen3", "mistral", "smollm3")
+PRE_NORM = ("llama", "qwen2", "qwen3", "mistral")
 PRUNABLE = (*PRE_NORM, "gemma2", "gemma3_text")
-SUPPORTED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
+SUPPORTED = (*PRUNABLE, "mixtral", "qwen3_moe")
 
 
 @dataclass(frozen=True)

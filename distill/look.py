@@ -6,6 +6,7 @@ Sizes come from config.json alone. What is not on this machine (a hub id) is nam
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,6 +55,7 @@ def look(recipe: Recipe, name: str) -> list[str]:
             found = None if target is None else _cut(key, draft, target, problems)
         if target is not None and found is not None:
             lines += _estimate(key, recipe, draft, target, found, problems)
+    problems += _teachers(recipe, target)
     if target is not None:
         lines += _answers(recipe, target)
     if problems:
@@ -79,6 +81,17 @@ def _traffic(recipe: Recipe) -> Iterator[str]:
             first_prompts(local, "train" if split == "train" else "heldout", ROWS)
         except TrafficError as error:
             yield f"traffic.{split}: {error}"
+
+
+def _teachers(recipe: Recipe, target: Mapping[str, Any] | None) -> Iterator[str]:
+    """What the losses compare the draft with."""
+    stage = recipe.distill
+    # Path.is_file raises for a very long name.
+    if stage.reference is not None and not os.path.isfile(os.path.join(stage.reference, "config.json")):
+        yield f"distill.reference {stage.reference}: no config.json: not the folder of a finished draft"
+    if target is not None and stage.teacher == "topk" and stage.teacher_topk > target["vocab_size"]:
+        rows = target["vocab_size"]
+        yield f"distill.teacher_topk = {stage.teacher_topk}: the target's head has {rows} rows; lower it"
 
 
 def _config(name: str, key: str, problems: list[str], lines: list[str]) -> dict[str, Any] | None:

@@ -8,10 +8,10 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from transformers import (
 )
 
 from distill.checkpoint import FACTORS, Draft, verify_draft
+from distill.fields import matches
 from distill.models import model_hash, resolve
+from distill.readers import is_hub_id
 from distill.runs import RunError
 from distill.tokens import eos_ids, fingerprint
 
@@ -209,13 +211,18 @@ def traffic_hashes(run: Path, sources: str | Sequence[str]) -> dict[str, Any]:
         sources: `traffic.train` of the recipe.
 
     Returns:
-        `train`: file names; `train_sha256`: by file, null where a file is gone or is no file; `answers_sha256`: over
-        the target's answers as they were trained on, null where the run keeps none.
+        `train`: file names, with as many folders before them as tell them apart, bundled prompts and hub data sets as
+        they are named; `train_sha256`: by these, null where a file is gone or is no file; `answers_sha256`: over the
+        target's answers as they were trained on, null where the run keeps none.
     """
-    named = [sources] if isinstance(sources, str) else list(sources)
-    files = {source: sorted(Path(p) for p in glob(str(Path(source).expanduser()), recursive=True)) for source in named}
-    hashes: dict[str, str | None] = {p.name: _sha256(p) for found in files.values() for p in found if p.is_file()}
-    hashes |= {Path(source).name: None for source, found in files.items() if not found}
+    hashes: dict[str, str | None] = {}
+    files: list[Path] = []
+    for source in [sources] if isinstance(sources, str) else sources:
+        if source == "bundled" or is_hub_id(source):
+            hashes[source] = None
+        else:
+            files += [path for path in matches(source) if path.is_file()] or [Path(os.path.expanduser(source))]
+    hashes = {name: _sha256(path) if path.is_file() else None for name, path in _short_names(files).items()} | hashes
     whole = hashlib.sha256()
     shards = sorted((run / "responses").glob("rows-*.jsonl"))
     for path in shards:
@@ -225,6 +232,19 @@ def traffic_hashes(run: Path, sources: str | Sequence[str]) -> dict[str, Any]:
         "train_sha256": hashes,
         "answers_sha256": whole.hexdigest() if shards else None,
     }
+
+
+def _short_names(files: Sequence[Path]) -> dict[str, Path]:
+    """Each file by the shortest end of its path that no other has."""
+    whole = list(dict.fromkeys(Path(os.path.abspath(path)) for path in files))
+    names: dict[str, Path] = {}
+    num = 0
+    while whole:
+        num += 1
+        times = Counter(path.parts[-num:] for path in whole)
+        names |= {str(Path(*path.parts[-num:])): path for path in whole if times[path.parts[-num:]] == 1}
+        whole = [path for path in whole if times[path.parts[-num:]] > 1]
+    return names
 
 
 def upload(folder: Path, hub_id: str) -> str:

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.recipe import Responses
 from distill.served_answers import server_answers
 from distill.server_responses import ServersDown, pin_model
-from distill.tokens import encode_prompt, fingerprint
+from distill.tokens import answer_end, encode_prompt, fingerprint
 from distill.traffic import Prompt
 from engine.model import Runner
 from engine.request import Request
@@ -238,14 +238,16 @@ def _answer_reference(
     eos: list[int],
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """The data set's own answers, with the target's hidden states over them (a poor stand-in, kept to show it)."""
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id in eos else eos[0]
+    end = answer_end(tokenizer, eos)
     longest = max((len(ids) for _, ids, _ in work), default=1)
     runner = Runner(model, 1, longest + stage.max_new_tok)
     for prompt, ids, _ in work:
         text = tokenizer(prompt.reference, add_special_tokens=False)["input_ids"] if prompt.reference else []
         finish = "eos" if text and len(text) < stage.max_new_tok else "length"
         text = [*text, end][: stage.max_new_tok] if text else []
-        states = runner.prefill(torch.tensor([*ids, *text[:-1]]), 0)[len(ids) - 1 :] if text else torch.empty(0)
+        states = torch.empty(0)
+        if text:
+            states = runner.prefill(torch.tensor([*ids, *text[:-1]], device=runner.device))[len(ids) - 1 :]
         yield _row(prompt, ids, text, 0.0, finish, True), states
 
 

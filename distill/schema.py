@@ -149,7 +149,7 @@ class Distill(Stage):
     """Training of the draft.
 
     Attributes:
-        objective: what the draft is served for; it decides `loss` where that is not given (OBJECTIVE_LOSS).
+        objective: what the draft is served for; it stands for the losses of OBJECTIVE_LOSS, in place of `loss`.
         loss: weights of the losses, summed.
         jsd_beta: weight of the target in the mixture of the generalised JSD.
         hybrid_eta: of kl_tv: the KL's share is exp(-eta * acceptance).
@@ -207,6 +207,13 @@ class Distill(Stage):
     def clashes(self) -> Iterator[tuple[str, str]]:
         if not any(self.loss.values()):
             yield "loss", "has no weight above 0, so nothing would be trained"
+        # A resolved recipe, which is read again, holds both.
+        if self.objective is not None and self.loss != OBJECTIVE_LOSS[self.objective]:
+            yield (
+                "objective",
+                f"= {self.objective!r} stands for the losses {OBJECTIVE_LOSS[self.objective]}, but distill.loss = "
+                f"{self.loss}; drop one of the two",
+            )
         if self.teacher == "topk" and self.temperature != 1:
             yield "temperature", f"= {self.temperature:g}: teacher: topk keeps probabilities at temperature 1; use 1.0"
         if self.reference is not None and self.survival_k > 1:
@@ -251,6 +258,12 @@ class TrainerStage(Stage):
     num_threads: Positive | None = None
     graph: bool = True
     compile: bool = False
+
+    def clashes(self) -> Iterator[tuple[str, str]]:
+        if self.num_nodes > 1:
+            yield "num_nodes", f"= {self.num_nodes}: training on several machines is not built; use 1"
+        if self.devices > 1 and self.strategy not in ("auto", "ddp"):
+            yield "strategy", f"= {self.strategy!r} with several devices: allowed is ddp (or auto)"
 
 
 class Recipe(Stage):

@@ -62,7 +62,8 @@ def server_answers(
         states = torch.empty(0)
         if ids:
             with torch.inference_mode():
-                states = runner.prefill(torch.tensor([*reply.prompt_ids, *ids[:-1]]), 0)[len(reply.prompt_ids) - 1 :]
+                text = torch.tensor([*reply.prompt_ids, *ids[:-1]], device=runner.device)
+                states = runner.prefill(text)[len(reply.prompt_ids) - 1 :]
             if reply.temperature == 0 and not facts["recut"]:
                 written = len(ids) - (finish == "eos")  # the end was appended here
                 agreed += first_choices(model, states[:written], ids[:written])

@@ -29,8 +29,7 @@ def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = Non
     Raises:
         ResponsesError: k is more than the head has rows, or a shard is missing or broken.
     """
-    if k > weight.shape[0]:
-        raise ResponsesError(f"distill.teacher_topk = {k}: the target's head has {weight.shape[0]} rows; lower it")
+    check_topk(k, weight.shape[0])
     written = states = 0
     for shard in read_manifest(folder)["shards"]:
         path, source = topk_path(folder, shard["shard"]), folder / f"hidden-{shard['shard']:05d}.safetensors"
@@ -46,6 +45,12 @@ def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = Non
             raise ResponsesError(f"{source} or {path}: {error}; delete {folder} and start again") from error
         written, states = written + path.stat().st_size, states + source.stat().st_size
     log.info("top-%d of the target: %.1f MB on disk (its hidden states: %.1f MB)", k, written / 1e6, states / 1e6)
+
+
+def check_topk(k: int, rows: int) -> None:
+    """Raises ResponsesError for more tokens than the target's head has rows."""
+    if k > rows:
+        raise ResponsesError(f"distill.teacher_topk = {k}: the target's head has {rows} rows; lower it")
 
 
 def topk_path(folder: Path, shard: int) -> Path:

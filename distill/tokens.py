@@ -165,6 +165,16 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return next((index for index in after if index in special), None)
 
 
+def answer_end(tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> int:
+    """The id to end an answer with that is given as text: what the template ends a turn with, else the tokenizer's EOS.
+
+    Args:
+        tokenizer: the target's.
+        eos: ids that end an answer; the result is one of them.
+    """
+    return next((one for one in (end_of_turn(tokenizer), tokenizer.eos_token_id) if one in eos), eos[0])
+
+
 def _by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return {index: token for token, index in tokenizer.get_vocab().items()}
 

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
     """Opens the run folder, tracks the run, and gives it an honest end."""
-    _check_processes(recipe)
+    _check_launcher()
     _stay_offline(recipe)
     _quiet()
     if rank() > 0:
@@ -133,12 +133,7 @@ def _join(recipe: Recipe, stop: Stop) -> int:
     return 0
 
 
-def _check_processes(recipe: Recipe) -> None:
-    trainer = recipe.trainer
-    if trainer.num_nodes > 1:
-        raise RunError(f"trainer.num_nodes = {trainer.num_nodes}: training on several machines is not built; use 1")
-    if trainer.devices > 1 and trainer.strategy not in ("auto", "ddp"):
-        raise RunError(f"trainer.strategy = {trainer.strategy!r} with several devices: allowed is ddp (or auto)")
+def _check_launcher() -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and RUN_FOLDER not in os.environ:
         raise RunError(
             "WORLD_SIZE is set, so a launcher has started several processes; start one: it starts the others itself "
@@ -175,12 +170,12 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     from distill.shape import describe, find_target
     from distill.stages import prepare, trained_on, write_answers
     from distill.teacher import ResponseDataset
-    from distill.teacher_topk import write_topk
+    from distill.teacher_topk import check_topk, write_topk
     from distill.tokens import eos_ids
 
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    device, first = _device(recipe, torch.cuda.is_available()), rank() == 0
+    device, first = _device(recipe, torch.cuda.device_count() if torch.cuda.is_available() else 0), rank() == 0
     if device == "cuda":
         torch.cuda.set_device(rank())
     pl.seed_everything(recipe.seed, verbose=False)
@@ -188,6 +183,8 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
 
     target = find_target(recipe)
     sizes = check_all(recipe, target)
+    if stage.teacher == "topk":
+        check_topk(stage.teacher_topk, target.config.vocab_size)
     if stage.reference is not None:
         read_draft(Path(stage.reference))  # before its tokenizer is looked for
         spoken = load_tokenizer(stage.reference)
@@ -269,10 +266,17 @@ def _announce(recipe: Recipe, dataset: ResponseDataset, num_prompts: int) -> Non
     )
 
 
-def _device(recipe: Recipe, cuda: bool) -> str:
-    if recipe.trainer.accelerator == "cuda" and not cuda:
+def _device(recipe: Recipe, num_gpus: int) -> str:
+    trainer = recipe.trainer
+    if trainer.accelerator == "cuda" and not num_gpus:
         raise RunError("trainer.accelerator = cuda, but no CUDA device is there; use cpu or auto")
-    return "cuda" if cuda and recipe.trainer.accelerator != "cpu" else "cpu"
+    device = "cuda" if num_gpus and trainer.accelerator != "cpu" else "cpu"
+    if device == "cuda" and trainer.devices > num_gpus:
+        raise RunError(
+            f"trainer.devices = {trainer.devices}: one CUDA device each, and {num_gpus} of them are there; use at most "
+            f"{num_gpus}, or trainer.accelerator: cpu"
+        )
+    return device
 
 
 def _stay_offline(recipe: Recipe) -> None:

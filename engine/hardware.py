@@ -43,13 +43,6 @@ class Shape:
             tie_word_embeddings=self.tied, eos_token_id=None, bos_token_id=None, pad_token_id=None,
         )  # fmt: skip
 
-    @property
-    def num_params(self) -> int:
-        """Stored parameters, norms left out."""
-        width = self.hidden // self.heads
-        layer = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * width + 3 * self.hidden * self.ffn
-        return self.layers * layer + self.vocab * self.hidden * (1 if self.tied else 2)
-
 
 # Target and draft; the drafts have 5-10% of the parameters (of the 135M's, whose table is a fifth, those read a token).
 PAIRS = {

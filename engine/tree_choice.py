@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.tree import RankAccept, Tree, TreePlan, acceptance_table, build_tree
+from engine.tree import RankAccept, Tree, TreePlan, build_tree
 
 
 @dataclass(frozen=True)
@@ -15,18 +15,6 @@ class TreeChoice:
     tree: TreePlan
     chain: TreePlan
     wins: bool
-
-
-def expected_tokens(tree: Tree, rank_accept: RankAccept) -> float:
-    """Tokens a cycle: the sum over all nodes of the probability that their whole path is accepted (the root's is 1).
-
-    Source: Chen et al., "Sequoia", arXiv 2402.12374, section 3.
-    """
-    table = acceptance_table(rank_accept, max(1, tree.max_depth), max(1, tree.max_branch))
-    chance = [1.0]
-    for node, parent in enumerate(tree.parents[1:], 1):
-        chance.append(chance[parent] * table[tree.depth[parent]][tree.rank[node]])
-    return sum(chance)
 
 
 def beats_chain(

@@ -19,6 +19,7 @@ from typing import Any
 from distill.provenance import collect
 from distill.recipe import Recipe, load_recipe
 from distill.runs import Run, create_run
+from distill.schema import OBJECTIVE_LOSS
 from distill.train import main as train
 
 PROBE_STEPS = 8
@@ -26,10 +27,12 @@ WARM_STEPS = 3  # of the probe, not counted
 
 
 def loss_overrides(loss: str) -> list[str]:
-    """What a --loss sets in the recipe."""
-    if loss in ("greedy", "sampling"):
-        return [f"distill.objective={loss}"]
-    return [f"distill.loss={loss if loss.startswith('{') else f'{{{loss}: 1.0}}'}"]
+    """What a --loss sets in the recipe, whatever losses or objective that names itself."""
+    if loss in OBJECTIVE_LOSS:
+        weights = json.dumps(OBJECTIVE_LOSS[loss])
+    else:
+        weights = loss if loss.startswith("{") else f"{{{loss}: 1.0}}"
+    return ["distill.objective=null", f"distill.loss={weights}"]
 
 
 def start_run(recipe: Recipe, answers: Run | None) -> Run:

@@ -95,22 +95,23 @@ MUTANTS = (
     Mutant("tree: siblings drawn with replacement", "engine/accept_tree.py",
            "chance = None if chance is None else chance.scatter(1, token, 0.0)", "chance = chance", TREE),
     # -- the mask --
-    Mutant("a token does not see itself", "engine/attention.py",
-           "visible, there = slots <= query, slots", "visible, there = slots < query, slots", MASK),
-    Mutant("a token sees the next slot", "engine/attention.py",
-           "visible, there = slots <= query, slots", "visible, there = slots <= query + 1, slots", MASK),
-    Mutant("sliding layers see one token more", "engine/attention.py",
-           "visible &= there > query - sliding", "visible &= there >= query - sliding", (*MASK, *TREE)),
+    Mutant("a token does not see itself", "engine/ring.py",
+           "seen = there <= query", "seen = there < query", MASK),
+    Mutant("a token sees the next slot", "engine/ring.py",
+           "seen = there <= query", "seen = there <= query + 1", MASK),
+    Mutant("sliding layers see one token more", "engine/ring.py",
+           "seen &= there > query - sliding", "seen &= there >= query - sliding", (*MASK, *TREE)),
     Mutant("a single query of a sliding layer sees all", "engine/attention.py",
            "if self.sees_all and (sliding is None or self.extent <= sliding):", "if self.sees_all:", MASK),
     Mutant("a long prefill of a sliding layer sees all", "engine/attention.py",
-           "and (sliding_window is None or tokens <= sliding_window):", "and tokens:", MASK),
+           "near = min(tokens, sliding_window or tokens, tokens if", "near = min(tokens, tokens if", MASK),
     Mutant("tree: nodes see what lies behind", "engine/attention.py",
-           "torch.where(inside, allowed, slots < nodes.root[:, None, None])",
-           "torch.where(inside, allowed, slots >= 0)", TREE),
+           # What lies behind is at later positions too, which alone would hide it.
+           "places)\n    return torch.where(inside[:, None], allowed, (places < root)[:, None]), there",
+           "places.minimum(root))\n    return torch.where(inside[:, None], allowed, True), there",
+           TREE),
     Mutant("tree: slots taken for positions", "engine/attention.py",
-           "torch.where(inside, (nodes.root[:, None] + nodes.depth[node])[:, None], slots)",
-           "slots.expand(inside.shape)", TREE),
+           "torch.where(inside, root + nodes.depth[node], places)", "places", TREE),
     Mutant("prefill is not causal", "engine/attention.py",
            "is_causal=True", "is_causal=False", MASK),
     Mutant("bf16 prefill sees the next token", "engine/attention.py",
@@ -119,9 +120,10 @@ MUTANTS = (
            "torch.softmax(scores if mask is None else scores + mask, -1)", "torch.softmax(scores, -1)", MASK),
     # -- the loss's denominator --
     Mutant("the window's first batch is the denominator", "distill/module.py",
-           "num_tok = sum(len(batch.labels) for batch in window)", "num_tok = len(window[0].labels)", LOSS),
+           "torch.tensor([sum(lengths), sum(map(self._num_trained, lengths))]",
+           "torch.tensor([lengths[0], self._num_trained(lengths[0])]", LOSS),
     Mutant("each batch is its own denominator", "distill/module.py",
-           "denominator=num_tok", "denominator=len(labels)", LOSS),
+           "labels, rows, num_trained, batch.place", "labels, rows, len(labels), batch.place", LOSS),
     Mutant("mean of a chunk", "distill/losses.py",
            "total += (value * factor).sum()", "total += (value * factor).mean()", LOSS),
     Mutant("nothing supervised is 0 / 0", "distill/losses.py",
@@ -146,14 +148,14 @@ MUTANTS = (
     Mutant("accepted tokens are waste", "eval/stats.py",
            "total += (c.proposed - c.accepted) * costs.t_ms", "total += c.proposed * costs.t_ms", PHASE),
     Mutant("end to end without the draft's prefill", "eval/records.py",
-           "return self.prefill_ms + self.draft_prefill_ms + self.wall_ms", "return self.prefill_ms + self.wall_ms",
+           "return self.prefill_ms + self.draft_prefill_ms + self.stall_ms", "return self.prefill_ms + self.stall_ms",
            PHASE),
     Mutant("shortened cycles count for acceptance", "eval/records.py",
            "if not c.cut and not shortened:", "if not c.cut:", PHASE),
     Mutant("tau without the bonus token", "engine/cycle.py",
            "total, all_before = 1.0, 1.0", "total, all_before = 0.0, 1.0", ("tests/engine/test_costs.py",)),
     # -- the verdict --
-    Mutant("at the threshold is a failure", "eval/verdict.py",
+    Mutant("at the threshold is a failure", "eval/rules.py",
            'passed = figure >= threshold if', 'passed = figure > threshold if', VERDICT),
     Mutant("any passed rule is a go", "eval/verdict.py",
            'go = all(r["passed"]', 'go = any(r["passed"]', VERDICT),
@@ -185,10 +187,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", metavar="WORD", help="run the faults whose file or name holds a word")
     args = parser.parse_args(argv)
     chosen = [m for m in MUTANTS if not args.words or any(w in f"{m.file} {m.name}" for w in args.words)]
-    stale = [m for m in chosen if m.old == m.new or (ROOT / m.file).read_text(encoding="utf-8").count(m.old) != 1]
-    for mutant in stale:
+    unfit = stale(chosen)
+    for mutant in unfit:
         print(f"{mutant.file}: {mutant.name!r} does not fit: its text must stand there once")
-    if stale or not chosen:
+    if unfit or not chosen:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
@@ -196,6 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         survivors = [m for m in chosen if not killed(m, copy)]
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} faults were found")
     return 1 if survivors else 0
+
+
+def stale(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """Those that do not fit the code any more."""
+    return [m for m in mutants if m.old == m.new or (ROOT / m.file).read_text(encoding="utf-8").count(m.old) != 1]
 
 
 def killed(mutant: Mutant, copy: Path) -> bool:

@@ -1,14 +1,17 @@
-"""Addresses, keys, and what an answer's status or event means; no server is needed for these."""
+"""Addresses, keys, and what an answer's status or event means; no model is needed for these."""
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from distill.endpoint import Completion, EndpointError, Trouble, api, check, headers, root, trouble
+from distill.endpoint import Completion, EndpointError, Trouble, api, check, find_model, headers, root, trouble
 from distill.recipe import RecipeError, Responses, load_recipe
 
 REQUEST = httpx2.Request("POST", "http://host/v1/chat/completions", headers={"Authorization": "Bearer sk-secret"})
@@ -114,3 +117,42 @@ def test_what_is_no_part_of_an_answer(event: dict[str, Any]) -> None:
     with pytest.raises(Trouble) as raised:
         Completion().take(event)
     assert raised.value.kind == "failed"
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (5, ConnectionError, "its list of models is no list: '5'"),
+        ({"id": "a"}, ConnectionError, "its list of models is no list"),
+        ("a", ConnectionError, "its list of models is no list: 'a'"),
+        (None, EndpointError, "lists 0 models"),
+        ([{"id": "a"}, {"id": "b"}], EndpointError, r"lists 2 models \(a, b\)"),
+        ([5, {"id": "a"}], None, "a"),
+    ],
+)
+def test_a_list_of_models_that_is_none_is_told_with_the_server(
+    data: object, error: type[Exception] | None, words: str
+) -> None:
+    class Lister(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"data": data}).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on the terminal."""
+
+    server = HTTPServer(("127.0.0.1", 0), Lister)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        if error is None:
+            assert find_model([url], None) == words
+        else:
+            with pytest.raises(error, match=f"(?s){url}.*{words}"):
+                find_model([url], None)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -59,14 +59,19 @@ def test_a_file_with_another_vocabulary_is_refused(
 def test_what_is_not_llama_is_refused_by_name(t_tied: PreTrainedModel, tok_a: PreTrainedTokenizerFast) -> None:
     config = make_llama().config.to_dict()
     scaled = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}
+    of_4x = {key: value for key, value in config.items() if key != "rope_parameters"}
     for change, word in (
         (t_tied.config.to_dict(), "'qwen2'"),
         (config | scaled, "'llama3'"),
+        (of_4x | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        (of_4x | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        (config | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         (config | {"attention_bias": True}, "attention_bias"),
         (config | {"intermediate_size": 100}, "intermediate_size is 100"),
     ):
         with pytest.raises(NoGguf, match=word):
             refuse_gguf(change, tok_a)
+    refuse_gguf(of_4x | {"rope_scaling": None}, tok_a)
 
 
 def test_a_weight_beyond_float16_is_refused(tmp_path: Path, tok_a: PreTrainedTokenizerFast) -> None:

@@ -64,6 +64,13 @@ def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) 
         (["target.model={folder}/gemma", "draft.hidden_size=32"], "gemma2 norms what its layers write"),
         (["target.model={folder}/moe"], "of type mixtral cannot be pruned"),
         (["target.model={folder}/half"], "num_attention_heads missing"),
+        (["distill.reference={folder}"], "distill.reference {folder}: no config.json"),
+        (
+            ["distill.teacher=topk", "draft.head={{kind: full}}", "distill.teacher_topk=513"],
+            "distill.teacher_topk = 513: the target's head has 512 rows",
+        ),
+        (["trainer.num_nodes=2"], "trainer.num_nodes = 2: training on several machines is not built"),
+        (["trainer.devices=2", "trainer.strategy=fsdp"], "trainer.strategy = 'fsdp' with several devices"),
     ],
 )
 def test_what_would_fail_later_is_one_message_and_exit_2(

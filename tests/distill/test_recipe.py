@@ -175,10 +175,10 @@ def test_t62_training_and_held_out_files_must_differ(tmp_path: Path) -> None:
         ([], {"forward_kl": 1.0}),
         (["distill.objective=greedy"], {"forward_kl": 1.0, "cross_entropy": 0.5}),
         (["distill.objective=sampling"], {"kl_tv": 1.0}),
-        (["distill.objective=sampling", "distill.loss={tv: 2.0}"], {"tv": 2.0}),
+        (["distill.objective=null", "distill.loss={tv: 2.0}"], {"tv": 2.0}),
     ],
 )
-def test_the_objective_names_losses_only_where_none_are_given(
+def test_the_objective_names_losses_where_none_are_given(
     overrides: list[str], loss: dict[str, float], tmp_path: Path
 ) -> None:
     recipe = load_recipe(write(tmp_path, SMALL), overrides)
@@ -187,6 +187,15 @@ def test_the_objective_names_losses_only_where_none_are_given(
     with pytest.raises(RecipeError) as caught:
         load_recipe(write(tmp_path, SMALL), ["distill.objective=speed"])
     assert len(caught.value.problems) == 1  # the loss that depends on it is no second mistake
+
+
+def test_an_objective_beside_other_losses_is_refused_and_a_resolved_recipe_is_not(tmp_path: Path) -> None:
+    message = mistakes(tmp_path, SMALL, "distill.objective=sampling", "distill.loss={forward_kl: 1.0}")
+    assert "distill.objective = 'sampling' stands for the losses {'kl_tv': 1.0}" in message
+    assert "distill.loss = {'forward_kl': 1.0}; drop one of the two" in message
+    recipe = load_recipe(write(tmp_path, SMALL), ["distill.objective=sampling"])
+    (tmp_path / "resolved.json").write_text(dump(recipe))
+    assert load_recipe(tmp_path / "resolved.json") == recipe
 
 
 def test_all_mistakes_come_in_one_message(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from distill.recipe import Responses
 from distill.responses import ResponsesError, load_rows, loops, write_responses
 from distill.teacher import ResponseDataset
 from distill.traffic import Prompt
-from tests.conftest import make_target, make_tokenizer
+from tests.conftest import CHATML, make_target, make_tokenizer
 
 EOS = (1, 4)
 DOMAINS = ("code", "qa", "math")
@@ -72,6 +72,30 @@ def test_hidden_states_predict_the_answers(tmp_path: Path, source: str) -> None:
         assert (row.finish == "eos") == (row.answer_ids[-1] in EOS)
     if source == "target":
         assert {r.temperature for r in rows} == {0.0, 0.9}
+
+
+def test_a_reference_ends_as_the_template_ends_a_turn(tmp_path: Path) -> None:
+    """T08: <|im_end|> (4), not the tokenizer's </s> (1); that one where the template names none."""
+    write(tmp_path / "chat", num=3, source="reference")
+    assert {row.answer_ids[-1] for row in load_rows(tmp_path / "chat")} == {4}
+    stage = Responses(max_new_tok=20, source="reference")
+    for template, ends, last in ((None, EOS, 1), (CHATML, (1,), 1), (None, (3, 4), 3)):
+        folder = tmp_path / f"{template is None}-{ends}"
+        tokenizer = make_tokenizer(template=template)
+        write_responses(folder, make_target(), tokenizer, prompts(2), stage, 3, ends, "hash", 200)
+        assert {row.answer_ids[-1] for row in load_rows(folder)} == {last}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_reference_answers_are_read_on_the_targets_device(tmp_path: Path) -> None:
+    stage = Responses(max_new_tok=20, source="reference")
+    hidden = {}
+    for device in ("cpu", "cuda"):
+        folder, target = tmp_path / device, make_target().to(device)
+        write_responses(folder, target, make_tokenizer(), prompts(3), stage, 3, EOS, "hash", 200)
+        hidden[device] = load_file(folder / "hidden-00000.safetensors")["hidden"].float()
+    assert torch.allclose(hidden["cpu"], hidden["cuda"], atol=0.03, rtol=0.02)
 
 
 def test_a_chat_of_several_turns_is_all_prompt_and_its_last_answer_alone_is_learnt(tmp_path: Path) -> None:

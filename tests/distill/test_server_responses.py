@@ -81,6 +81,16 @@ def test_servers_write_what_the_engine_writes(tmp_path: Path, target: Target, ur
     assert all(torch.allclose(states[0][id_], states[1][id_], atol=0.02, rtol=0.02) for id_ in ours)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_servers_answers_are_read_on_the_targets_device(tmp_path: Path, target: Target, folder: Path, url: str) -> None:
+    on_gpu = load_model(str(folder), "float32", "cuda"), target[1]
+    for name, model in (("cpu", target), ("cuda", on_gpu)):
+        write(tmp_path / name, model, prompts(3), (url,))
+    states = [_states(tmp_path / name) for name in ("cpu", "cuda")]
+    assert all(torch.allclose(states[0][id_], states[1][id_], atol=0.02, rtol=0.02) for id_ in states[0])
+
+
 def _states(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 

@@ -19,9 +19,9 @@ from distill.checkpoint import read_draft, verify_draft
 from distill.fit import checkpoint_step
 from distill.models import load_tokenizer
 from distill.recipe import load_recipe
-from distill.runs import Run
+from distill.runs import Run, RunError
 from distill.stages import count_shortlist, held_out
-from distill.train import _stay_offline, main
+from distill.train import _device, _stay_offline, main
 from tests.conftest import make_config, make_target, make_tokenizer
 from tests.distill.test_track import folded, of, records
 
@@ -243,6 +243,7 @@ def test_check_validates_without_torch() -> None:
         (["trainer.num_nodes=2"], "trainer.num_nodes"),
         (["trainer.devices=2", "trainer.strategy=fsdp"], "trainer.strategy = 'fsdp'"),
         (["distill.teacher=topk"], "distill.teacher"),
+        (["distill.teacher=topk", "distill.teacher_topk=600", "draft.head={kind: full}"], "distill.teacher_topk = 600"),
         (["distill.reference=/nowhere/at/all"], "/nowhere/at/all: no config.json"),
         (["distill.learing_rate=1.0"], "learing_rate"),
         (["target.model=/nowhere/at/all"], "/nowhere/at/all"),
@@ -256,6 +257,19 @@ def test_bad_input_is_one_message_and_exit_2(
     assert message in error
     assert "Traceback" not in error
     assert not list((world / "refused").rglob("responses"))  # before anything was generated
+
+
+def test_more_processes_than_gpus_are_refused_before_the_answers(world: Path) -> None:
+    def device(num_gpus: int, *overrides: str) -> str:
+        return _device(load_recipe(world / "recipe.yaml", overrides), num_gpus)
+
+    with pytest.raises(RunError, match=r"trainer\.devices = 3: one CUDA device each, and 2 of them are there"):
+        device(2, "trainer.devices=3", "trainer.accelerator=auto")
+    with pytest.raises(RunError, match="no CUDA device is there"):
+        device(0, "trainer.accelerator=cuda")
+    assert device(2, "trainer.devices=2", "trainer.accelerator=cuda") == "cuda"
+    assert device(2, "trainer.devices=3", "trainer.accelerator=cpu") == "cpu"
+    assert device(0, "trainer.devices=3", "trainer.accelerator=auto") == "cpu"
 
 
 def test_t03_a_pretrained_draft_with_another_tokenizer_is_refused(

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.costs import tau_by_position
-from engine.tree import MAX_NODES, Tree, build_tree
-from engine.tree_choice import accept_by_rank, beats_chain, expected_tokens
+from engine.tree import MAX_NODES, RankAccept, Tree, acceptance_table, build_tree
+from engine.tree_choice import accept_by_rank, beats_chain
 
 # Two children of the root; the first has two, the second one.
 FIVE = Tree((-1, 0, 0, 1, 1, 2))
@@ -64,6 +64,15 @@ def test_cutting_keeps_a_tree() -> None:
     assert FIVE.cut(3, 2).parents == (-1, 0, 0, 1)
     assert FIVE.cut(5, 1).parents == (-1, 0, 0)
     assert FIVE.cut(0, 2).parents == FIVE.cut(5, 0).parents == (-1,)
+
+
+def expected_tokens(tree: Tree, rank_accept: RankAccept) -> float:
+    """Tokens a cycle: the sum over all nodes of the probability that their whole path is accepted (the root's is 1)."""
+    table = acceptance_table(rank_accept, max(1, tree.max_depth), max(1, tree.max_branch))
+    chance = [1.0]
+    for node, parent in enumerate(tree.parents[1:], 1):
+        chance.append(chance[parent] * table[tree.depth[parent]][tree.rank[node]])
+    return sum(chance)
 
 
 def test_expected_tokens_are_the_sum_of_path_probabilities() -> None:

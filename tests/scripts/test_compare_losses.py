@@ -15,8 +15,11 @@ from tests.distill.test_train import write_world
 def test_what_a_loss_sets(tmp_path: Path) -> None:
     world = write_world(tmp_path)
     sets = {"tv": {"tv": 1.0}, "{tv: 0.5, jsd: 2.0}": {"tv": 0.5, "jsd": 2.0}, "sampling": {"kl_tv": 1.0}}
-    for given, loss in sets.items():
-        assert load_recipe(world / "recipe.yaml", loss_overrides(given)).distill.loss == loss
+    sets |= {"greedy": {"forward_kl": 1.0, "cross_entropy": 0.5}}
+    for own in ([], ["distill.loss={forward_kl: 1.0}"], ["distill.objective=sampling"]):
+        for given, loss in sets.items():
+            recipe = load_recipe(world / "recipe.yaml", [*own, *loss_overrides(given)])
+            assert recipe.distill.loss == loss, (own, given)
 
 
 def test_steps_fit_the_minutes_at_the_median_pace() -> None:
