@@ -17,7 +17,6 @@ from eval.cell_parts import (
     Cell,
     all_shares,
     eager_ms,
-    is_plain,
     limits,
     mean_request,
     measured_verify_ms,
@@ -26,7 +25,7 @@ from eval.cell_parts import (
     prefix_spread_frac,
     waterfall,
 )
-from eval.records import ALL, BASELINE, LOOKUP, RequestRow
+from eval.records import ALL, BASELINE, LOOKUP, RequestRow, is_chain
 from eval.speedup import OBJECTIVES, latency_speedup, pair
 from eval.throughput import equal_memory, memory_bytes, throughput
 
@@ -153,7 +152,7 @@ def _cells_here(
         arms.setdefault(row.arm, []).append(row)
     baseline = arms.get(BASELINE, [])
     away = [r for r in other if r.arm == BASELINE]
-    drafts = {r.draft for r in rows if r.k and is_plain(r)}
+    drafts = {r.draft for r in rows if is_chain(r)}
     fitted = {d: stats.fit_costs(baseline, _ladder(rows, d), d) for d in drafts}
     moved = {d: stats.fit_costs(away, _ladder(other, d), d) for d in drafts}
     made = []
@@ -168,7 +167,7 @@ def _ladder(rows: Iterable[RequestRow], draft: str) -> list[list[RequestRow]]:
     """Rows of one draft with chains of fixed length, a list for each k."""
     found: dict[int, list[RequestRow]] = {}
     for row in rows:
-        if row.draft == draft and row.k and is_plain(row):
+        if row.draft == draft and is_chain(row):
             found.setdefault(row.k, []).append(row)
     return [found[k] for k in sorted(found)]
 
@@ -199,6 +198,7 @@ def _cell(
         "label": one.label or one.arm,
         "policy": policy_words(one),
         "k": one.k,
+        "chain": is_chain(one),
         "rule": one.rule,
         "tree": list(one.tree),
         "draft_temperature": one.draft_temperature,
@@ -248,6 +248,7 @@ def _insufficient(cell: Cell) -> Cell:
         "label",
         "policy",
         "k",
+        "chain",
         "rule",
         "tree",
         "draft_temperature",

@@ -39,6 +39,7 @@ class Candidate:
         size: parameters read per drafted token; 0 for look-up and the baseline.
         alpha, tau: acceptance, shown and never ranked by.
         label: the arm in words, where the rows have one.
+        chain: k proposals in a chain every cycle, the whole text seen (`records.is_chain`).
         ttft_ms, tpot_ms, e2e_ms: p50 and p95 over the arm's requests.
         slower_frac: requests that it made slower.
         throughput_speedup, tok_s: tokens a second over the baseline's, and as they are.
@@ -56,6 +57,7 @@ class Candidate:
     alpha: float | None = None
     tau: float | None = None
     label: str = ""
+    chain: bool = False
     ttft_ms: dict[str, float] | None = None
     tpot_ms: dict[str, float] | None = None
     e2e_ms: dict[str, float] | None = None
@@ -196,6 +198,7 @@ def _shown(cell: Cell | None) -> dict[str, Any]:
     }
     return {
         "label": cell.get("label") or "",
+        "chain": cell["chain"],
         **{name: cell[name] for name in ("ttft_ms", "tpot_ms", "e2e_ms", "slower_frac", "throughput_speedup")},
         "tok_s": cell["throughput_tok_s"],
         "load": load,

@@ -9,8 +9,8 @@ from typing import Any
 
 from eval import show
 from eval.cells import Cell
-from eval.records import ALL, LOOKUP, arm_name
-from eval.views import Report
+from eval.records import ALL, LOOKUP
+from eval.views import Report, is_chain, same_settings
 
 FORMATS = (1, 2)
 
@@ -104,18 +104,23 @@ def check_gate(report: Report, name: str) -> None:
 
 
 def chosen_cell(report: Report, name: str) -> Cell:
-    """The draft's best arm with a fixed k, as servers take it, over all that is judged.
+    """The draft's best arm with a fixed k, as servers take it, over all that is judged; ties as the ranking has them.
 
     Raises:
         NoMeasurement: no such arm was ranked.
     """
-    for entry in sorted(report["choice"]["ranking"], key=lambda c: -c["value"]):
-        if entry["draft"] == name and entry["arm"] == arm_name(name, entry["k"]):
-            # Reports from before drafts were judged on their own domain judged all domains together.
-            domain = report["choice"].get("domain") or ALL
-            mine = [c for c in report["cells"] if c["arm"] == entry["arm"]]
-            return max(mine, key=lambda c: (c["domain"] == domain, c["group"] == ALL, c["num_requests"]))
-    raise NoMeasurement(f"no arm of {show.plain(name)} with a fixed k was ranked: too few requests were measured")
+    ranked = [entry for entry in report["choice"]["ranking"] if entry["draft"] == name]
+    entry = next((entry for entry in ranked if is_chain(entry)), None)
+    if entry is None:
+        why = "too few requests were measured"
+        if ranked:
+            other = ", ".join(show.plain(c["arm"]) for c in ranked)
+            why = f"what was ranked ({other}) servers can not run; measure a fixed k of the whole draft (eval.policies)"
+        raise NoMeasurement(f"no arm of {show.plain(name)} with a fixed k was ranked: {why}")
+    # Reports from before drafts were judged on their own domain judged all domains together.
+    domain = report["choice"].get("domain") or ALL
+    mine = [c for c in report["cells"] if c["arm"] == entry["arm"]]
+    return max(mine, key=lambda c: (c["domain"] == domain, c["group"] == ALL, c["num_requests"]))
 
 
 def policy_by_domain(report: Report, like: Cell) -> dict[str, dict[str, Any]]:
@@ -130,7 +135,7 @@ def policy_by_domain(report: Report, like: Cell) -> dict[str, dict[str, Any]]:
         tau, num_requests. Domains where nothing could be judged are left out.
     """
     best: dict[str, Cell] = {}
-    for cell in arms_of(report, like["draft"]):
+    for cell in arms_of(report, like):
         if (cell["batch"], cell["group"]) == (like["batch"], like["group"]):
             known = best.get(cell["domain"])
             if known is None or _objective(cell) > _objective(known):
@@ -141,7 +146,7 @@ def policy_by_domain(report: Report, like: Cell) -> dict[str, dict[str, Any]]:
 def policy_by_batch(report: Report, like: Cell) -> dict[int, int]:
     """The best fixed k of a draft at each batch size that was measured, in the judged domain; 0 where none pays."""
     best: dict[int, Cell] = {}
-    for cell in arms_of(report, like["draft"]):
+    for cell in arms_of(report, like):
         if (cell["domain"], cell["group"]) == (like["domain"], like["group"]):
             known = best.get(cell["batch"])
             if known is None or _objective(cell) > _objective(known):
@@ -149,12 +154,12 @@ def policy_by_batch(report: Report, like: Cell) -> dict[int, int]:
     return {batch: cell["k"] if _objective(cell) >= 1 else 0 for batch, cell in sorted(best.items())}
 
 
-def arms_of(report: Report, name: str) -> list[Cell]:
-    """Cells with figures of a draft's arms with a fixed k."""
+def arms_of(report: Report, like: Cell) -> list[Cell]:
+    """Cells with figures of a draft's arms with a fixed k, at the settings of a chosen one."""
     return [
         c
         for c in report["cells"]
-        if c["draft"] == name and c["k"] and c["status"] == "ok" and c["arm"] == arm_name(name, c["k"])
+        if c["draft"] == like["draft"] and c["status"] == "ok" and is_chain(c) and same_settings(c, like)
         if c["latency_speedup"]
     ]
 

@@ -215,6 +215,25 @@ def arm_name(draft: str, k: int) -> str:
     return f"{draft}@k{k}" if draft == LOOKUP or draft.startswith(SELF) else f"draft:{draft}@k{k}"
 
 
+def runner_name(draft: str, recent: int | None) -> str:
+    """What proposes: a draft, or the draft with a window, which has a cache and costs of its own."""
+    return draft if recent is None else f"{draft}+recent{recent}"
+
+
+def is_chain(row: RequestRow) -> bool:
+    """Whether an arm proposes k tokens in a chain every cycle and sees the whole text.
+
+    The one predicate: of such rows the cost model is made, such arms stand on a line over k, and servers run them. How
+    proposals are accepted and the draft's temperature do not matter to it. Look-up counts, which may find fewer than k.
+    """
+    return bool(row.k) and row.policy == "fixed" and not row.tree and row.recent is None
+
+
+def is_control(draft: str) -> bool:
+    """Look-up and self-speculation: what no training is needed for. They are measured beside drafts."""
+    return draft == LOOKUP or draft.startswith(SELF)
+
+
 def measured(rows: Iterable[RequestRow]) -> list[RequestRow]:
     """The rows that figures are made of: neither warm-up nor error."""
     return [r for r in rows if not r.warmup and r.error is None]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine import costs as model
 from eval.explain import ceilings, explain, prefix_kv
-from eval.predict import error_of, fit_rows, held_out, is_chain
-from eval.records import arm_name
+from eval.predict import error_of, fit_rows, held_out, modelled
+from eval.records import arm_name, is_chain
 from eval.whatif import Case, Question, ask, parse, usual
 from tests.eval.grid import device, make_grid
 from tests.eval.rows import make_row, make_run, plain
@@ -70,12 +70,26 @@ def test_a_machine_that_changes_between_cells_is_predicted_badly() -> None:
 
 def test_only_chains_are_fitted_and_predicted() -> None:
     rows = make_run(num=6, ks=(1, 3))
-    assert not [r for r in rows if is_chain(r) and r.draft == "lookup"]
+    assert not [r for r in rows if modelled(r) and r.draft == "lookup"]
     adaptive = [replace(r, arm="draft:code-5pct@adaptive3", policy="adaptive") for r in rows if r.k == 3]
     adaptive = [r for r in adaptive if r.draft == "code-5pct"]
-    assert not any(is_chain(r) for r in adaptive)
+    assert not any(modelled(r) or is_chain(r) for r in adaptive)
     kept = [r for r in rows if not r.warmup and r.error is None]
     assert {p["k"] for p in held_out(kept + adaptive)["points"]} == {1, 3}
+
+
+def test_a_chain_is_told_by_its_fields_not_by_its_name() -> None:
+    """Another rule of acceptance or temperature of the draft changes the arm's name and is a chain all the same."""
+    rows = make_grid(num=6, batches=(1,), contexts={"short": 250}, domains=("code",))
+    block = [replace(r, arm=f"{r.arm}+block", rule="block") if r.k else r for r in rows]
+    assert {p["k"] for p in held_out(block)["points"]} == {1, 2, 4}
+    assert fit_rows(block) == fit_rows(rows)
+    warm = [replace(r, arm=f"{r.arm}+t0.7", draft_temperature=0.7, cycles=r.cycles) for r in rows if r.k == 2]
+    both = held_out(rows + warm)["points"]
+    # Two arms of one k are two cells, each with its own acceptance.
+    assert sum(p["k"] == 2 for p in both) == 2 * sum(p["k"] == 1 for p in both)
+    windowed = [replace(r, arm=f"{r.arm}+recent64", recent=64) for r in rows if r.k == 2]
+    assert not any(is_chain(r) for r in windowed) and all(is_chain(r) for r in block if r.k)
 
 
 def test_one_cell_and_one_k_still_has_other_requests() -> None:
