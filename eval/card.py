@@ -11,7 +11,7 @@ from huggingface_hub import ModelCardData
 
 from eval import servers, show
 from eval.cells import Cell
-from eval.gate import arms_of, lookup_value, policy_by_batch
+from eval.gate import arms_of, lookup_value, policy_by_batch, verdict_on
 from eval.markdown import safe, table
 from eval.records import ALL
 from eval.views import Report, domain_name, share_bars
@@ -66,6 +66,8 @@ def render_card(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, An
     Returns:
         header and text; ends in a newline.
     """
+    # The card is about what is shipped, also where the report judged an arm that servers can not run.
+    report = {**report, "verdict": verdict_on(report, cell)}
     lines = ["---", _header(facts), "---", "", f"# {safe(facts.name)}", ""]
     lines += [
         f"A draft model for speculative decoding with **{safe(facts.base_model or facts.target)}**. It proposes tokens "

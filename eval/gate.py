@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from eval import show
-from eval.cells import Cell
+from eval.cells import Cell, Settings
+from eval.choice import choose
 from eval.records import ALL, LOOKUP
+from eval.verdict import decide
 from eval.views import Report, is_chain, same_settings
 
 FORMATS = (1, 2)
@@ -88,11 +90,18 @@ def find_draft(report: Report, meta: Mapping[str, Any], names: Sequence[str]) ->
 
 
 def check_gate(report: Report, name: str) -> None:
-    """Raises GateFailed unless the verdict is go and is about this draft."""
-    verdict = report["verdict"]
-    cell = next((c for c in report["cells"] if c["arm"] == verdict["arm"]), None)
-    if cell is not None and cell["draft"] != name:
-        raise GateFailed(f"the verdict is about {show.plain(cell['draft'])}, which did better than {show.plain(name)}")
+    """Asks whether what would be shipped of a draft, `chosen_cell`, pays.
+
+    Raises:
+        GateFailed: another draft did better, or the verdict on the shipped arm is no go.
+        NoMeasurement: there is nothing to ship.
+    """
+    judged = next((c for c in report["cells"] if c["arm"] == report["verdict"]["arm"]), None)
+    if judged is not None and judged["draft"] != name:
+        raise GateFailed(
+            f"the verdict is about {show.plain(judged['draft'])}, which did better than {show.plain(name)}"
+        )
+    verdict = verdict_on(report, chosen_cell(report, name))
     if not verdict["go"]:
         why = "; ".join(
             f"{r['rule']} is {show.figure(r['figure'], r['unit'])}, wanted {r['passes']} "
@@ -121,6 +130,27 @@ def chosen_cell(report: Report, name: str) -> Cell:
     domain = report["choice"].get("domain") or ALL
     mine = [c for c in report["cells"] if c["arm"] == entry["arm"]]
     return max(mine, key=lambda c: (c["domain"] == domain, c["group"] == ALL, c["num_requests"]))
+
+
+def verdict_on(report: Report, cell: Cell) -> Mapping[str, Any]:
+    """The verdict on the arm that is shipped.
+
+    It is the report's where that is about this arm. Else (the report judged a tree, an adaptive policy or a windowed
+    draft, which servers do not run) the same rules judge this arm against the baseline and the controls alone.
+
+    Raises:
+        NoMeasurement: a report of an earlier format that is about another arm.
+    """
+    arm = cell["arm"]
+    if report["verdict"]["arm"] in (arm, None):
+        return dict(report["verdict"])
+    if report["format"] != max(FORMATS):
+        raise NoMeasurement(f"the report's verdict is about {show.plain(report['verdict']['arm'])}; measure again")
+    cells = [c | {"chain": is_chain(c)} for c in report["cells"] if c["arm"] == arm or c["draft"] in ("", LOOKUP)]
+    settings, drafts = Settings.of(report["settings"]), {d["name"]: d for d in report["drafts"]}
+    sizes = {name: int(d.get("read_params") or d.get("stored_params") or 0) for name, d in drafts.items()}
+    choice = choose(cells, settings, sizes)
+    return decide(cells, choice, settings, report["counts"]["failed"], drafts)
 
 
 def policy_by_domain(report: Report, like: Cell) -> dict[str, dict[str, Any]]:
@@ -191,7 +221,7 @@ def summary(report: Report, cell: Cell) -> dict[str, Any]:
         "speedup": {key: speed[key] for key in ("p5", "p50", "p95", "gmean", "ci_low", "ci_high")},
         "slower_frac": cell["slower_frac"],
         "objective": report["choice"]["objective"],
-        "verdict": report["verdict"]["status"],
+        "verdict": verdict_on(report, cell)["status"],
         "time": report["provenance"].get("time"),
     }
 
