@@ -69,7 +69,7 @@ class RequestRow:
         k: proposals a cycle; 0 is the baseline. The most that an adaptive policy proposes; the levels of a tree.
         batch: rows decoded together.
         context_tok, new_tok: prompt tokens; answer tokens, the first of which the prefill gave.
-        repeat, order: which repeat; running number in the run.
+        repeat, order: which repeat of the request, at batch over 1 which time its prompt came; running number in the run.
         clock: "bare" rows give totals, "phased" rows give shares.
         warmup: excluded from every figure.
         error: None, or why there is no result; the times are then 0.

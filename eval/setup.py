@@ -224,7 +224,7 @@ def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: i
 def sets_of(requests: Sequence[EvalRequest], batch: int, num_sets: int) -> list[RequestSet]:
     """Sets of 2 * batch requests, `num_sets` for each domain and group, taken in turns.
 
-    Where there are too few requests they come again under another id: a row must not stay empty.
+    Where there are too few requests they come again as repeats, which count as one request: a row must not stay empty.
     """
     cells: dict[tuple[str, str], list[EvalRequest]] = {}
     for request in requests:
@@ -236,7 +236,7 @@ def sets_of(requests: Sequence[EvalRequest], batch: int, num_sets: int) -> list[
             picked = []
             for place in range(number * size, (number + 1) * size):
                 again, request = place // len(cell), cell[place % len(cell)]
-                picked.append(replace(request, id=f"{request.id}#{again + 1}") if again else request)
+                picked.append(replace(request, repeat=again))
             made.append(RequestSet(len(made), tuple(picked)))
     return made
 

@@ -167,6 +167,34 @@ def test_spread_of_repeated_baselines() -> None:
     rows = [plain(3, wall_ms=w, repeat=i) for i, w in enumerate((95.0, 105.0))]
     assert stats.noise_frac(rows) == pytest.approx(0.10)
     assert stats.noise_frac(rows[:1]) is None
+    # In a batch repeats run beside other requests: their spread says nothing about the machine.
+    assert stats.noise_frac([plain(3, wall_ms=w, repeat=i, batch=4) for i, w in enumerate((95.0, 105.0))]) is None
+
+
+def test_repeats_of_a_prompt_do_not_narrow_the_interval() -> None:
+    """Four prompts, each four times in a batch: the interval is that of four requests."""
+    gains, intervals = (1.0, 1.4, 1.8, 2.4), []
+    for times in (1, 4):
+        base, arm = [], []
+        for i, gain in enumerate(gains):
+            for n in range(times):
+                common: dict[str, Any] = {"request_id": str(i), "repeat": n, "batch": 2, "prefill_ms": 0.0, "set": n}
+                base.append(plain(13, wall_ms=100.0, **common))
+                arm.append(make_row([(3, 2, 3)] * 4, wall_ms=100.0 / gain, **common))
+        pairs = pair(base, arm)
+        found = latency_speedup(pairs, "latency@p50", 500)
+        assert found is not None and len(pairs) == 4
+        intervals.append((found["ci_low"], found["ci_high"]))
+    assert intervals[0] == pytest.approx(intervals[1])
+
+
+def test_clocks_are_compared_within_a_set() -> None:
+    rows = [
+        make_row([(3, 2, 3)], wall_ms=100.0, batch=2, set=0),
+        phased_row([(3, 2, 3)], 20.0, 60.0, 12.0, 8.0, batch=2, set=0),
+        make_row([(3, 2, 3)], wall_ms=150.0, batch=2, set=1, repeat=1),
+    ]
+    assert stats.clocks_differ_frac(rows) == pytest.approx(0.0)
 
 
 def test_costs_from_rows() -> None:
