@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -345,6 +346,25 @@ def test_break_even_is_in_the_measure_of_alpha(cells: list[dict[str, Any]]) -> N
     for cell in cells:
         if cell["alpha_break_even"] is not None and abs(cell["latency_speedup"]["total"] - 1) > 0.03:
             assert (cell["alpha"] > cell["alpha_break_even"]) == (cell["latency_speedup"]["total"] > 1)
+
+
+def test_a_windowed_draft_has_its_own_costs() -> None:
+    """Its step takes half the time: so do its waste and break-even go by that step, and the plan's entry is its own."""
+    rows = measured(make_run(num=8, ks=(1, 3, 5), drafts=(SMALL,), lookup=False, noise=0.0))
+    narrow = replace(SMALL, t_ms=SMALL.t_ms / 2, d0_ms=0.25, t_eager_ms=0.9)
+    windowed = measured(make_run(num=8, ks=(1, 3, 5), drafts=(narrow,), lookup=False, noise=0.0))
+    windowed = [replace(r, arm=f"{r.arm}+recent64", recent=64) for r in windowed if r.k]
+    plan = {"costs": [SMALL.to_json(), replace(narrow, draft=f"{SMALL.draft}+recent64").to_json()]}
+    cells = build_cells([*rows, *windowed], plan, Settings(bootstrap=50))
+    for whole in (c for c in cells if c["chain"]):
+        same = (whole["k"], whole["domain"])
+        own = next(c for c in cells if c["recent"] == 64 and (c["k"], c["domain"]) == same)
+        assert whole["t_ms"] == pytest.approx(SMALL.t_ms, rel=0.02)
+        assert own["t_ms"] == pytest.approx(narrow.t_ms, rel=0.02)
+        assert own["t_eager_ms"] == 0.9 and whole["t_eager_ms"] == SMALL.t_eager_ms
+        assert own["alpha_break_even"] < whole["alpha_break_even"]
+        assert own["share"]["waste"] < whole["share"]["waste"] and own["ceiling"] is not None
+        assert own["predicted_speedup"] is None
 
 
 def test_without_a_plan_costs_come_from_the_other_domains() -> None:
