@@ -36,9 +36,10 @@ class Facts:
         value, low: objective of the arm under judgement and its interval's low end.
         num_errors: failed rows.
         domain_regret: the most that the common choice loses in any domain against that domain's best arm.
-        costs: of the arm, for "what if"; None for look-up, whose proposals the model does not describe.
+        costs: of the arm, for "what if"; None where the model does not describe it: look-up, trees, adaptive policies,
+            windowed drafts.
         size: of the draft: layers, hidden_size, head_rows, read_params.
-        surface: costs by context and batch; None without a fit.
+        surface: costs by context and batch; None without a fit, or where `costs` is.
         held_out_error: mean absolute error of the model on held-out cells, by the scheme where it is largest.
     """
 

@@ -53,7 +53,8 @@ def decide(
     if baseline is None or judged is None:
         return _insufficient(pool, baseline, settings)
     cell = next(c for c in pool if c["arm"] == judged["arm"])
-    chain = bool(cell["costs"]) and cell["draft"] != LOOKUP
+    # A tree, an adaptive policy or a window is not a chain of its k on the whole draft's costs: no remedy has a gain then.
+    chain = cell["chain"] and bool(cell["costs"]) and cell["draft"] != LOOKUP
     facts = Facts(
         cell=cell,
         baseline=baseline,
@@ -71,7 +72,7 @@ def decide(
         domain_regret=max((d["regret"] for d in choice["by_domain"].values()), default=None),
         costs=Costs.from_json(cell["costs"]) if chain else None,
         size=(sizes or {}).get(cell["draft"], {}),
-        surface=surface,
+        surface=surface if chain else None,
         held_out_error=held_out_error,
     )
     reasons = [r for r in (apply(rule, facts) for rule in RULES) if r and (r["decides"] or not r["passed"])]

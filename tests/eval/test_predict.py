@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from engine import costs as model
 from eval.explain import ceilings, explain, prefix_kv
 from eval.predict import error_of, fit_rows, held_out, modelled
 from eval.records import arm_name, is_chain
+from eval.report import build_report, write_report
 from eval.whatif import Case, Question, ask, parse, usual
 from tests.eval.grid import device, make_grid
 from tests.eval.rows import make_row, make_run, plain
@@ -190,6 +192,43 @@ def test_the_usual_questions_leave_the_own_load_out() -> None:
     asked = usual(case(context=2048, batch=4))
     assert Question(context=2048) not in asked and Question(batch=4) not in asked
     assert {Question(draft=0.5), Question(alpha=0.8), Question(batch=16, context=8192)} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"policy": "adaptive"}, "adaptive, k <= 2"),
+        ({"tree": (-1, 0, 0)}, "tree of 2, depth 2"),
+        ({"recent": 64}, "chain, k = 2, last 64 tokens"),
+    ],
+)
+def test_an_arm_that_is_no_chain_is_not_answered_for(tmp_path: Path, change: dict, told: str) -> None:
+    """It is faster than every chain and judged; the surface of the whole draft's chains is not its own."""
+    rows = make_grid(num=6, batches=(1,), contexts={"short": 250}, domains=("code",), ks=(1, 2, 4))
+    other = [
+        replace(
+            r,
+            arm=f"{r.arm}?",
+            wall_ms=r.wall_ms / 2,
+            phases_ms=r.phases_ms and {n: v / 2 for n, v in r.phases_ms.items()},
+            **change,
+        )
+        for r in rows
+        if r.k == 2
+    ]
+    report = build_report(rows + other, None, {}, {"domain": "code", "bootstrap": 50})
+    assert report["verdict"]["arm"] == "draft:small@k2?"
+    model_part = report["model"]
+    assert model_part["what_if"] == [] and model_part["loads"] == [] and told in model_part["not_described"]
+    by_model = ("draft share", "a draft token's time", "speedup if every token")
+    for reason in report["verdict"]["reasons"]:
+        assert not reason["rule"].startswith(by_model[1:])
+        if reason["rule"].startswith(by_model[0]):
+            assert all(r["predicted_gain"] is None for r in reason["remedies"])
+    page = write_report(tmp_path, report).read_text()
+    assert "n/a: the cost model describes" in page and "n/a: the cost model" in (tmp_path / "report.md").read_text()
+    chain = build_report(rows, None, {}, {"domain": "code", "bootstrap": 50})
+    assert chain["model"]["not_described"] == "" and chain["model"]["what_if"]
 
 
 # -- the report's section --
