@@ -11,6 +11,7 @@ from engine.costs import Costs
 from engine.surface import Surface
 from engine.tree import build_tree
 from eval.cells import Cell, Settings
+from eval.predict import held_tok
 
 # A tree's gain is computed as if a second candidate took this part of what the first misses; rows do not hold it.
 SECOND_TAKES_FRAC = 0.25
@@ -105,6 +106,15 @@ def best_k(facts: Facts) -> float | None:
     return max(0.0, best / facts.predicted() - 1)
 
 
+def smaller_k(facts: Facts) -> float | None:
+    """The best smaller fixed k, or none: narrower passes, and none that verifies at all."""
+    if facts.costs is None or not positions(facts.cell):
+        return None
+    ks = [k for k in facts.costs.ks if k < facts.cell["k"]]
+    _, best = model.best_k(facts.costs, positions(facts.cell), ks, **facts.cell["request"])
+    return max(0.0, best / facts.predicted() - 1)
+
+
 def off(facts: Facts) -> float | None:
     """No speculation, where that is faster."""
     return max(0.0, 1 / facts.value - 1) if facts.value else None
@@ -183,6 +193,18 @@ def launch_bound(facts: Facts) -> float | None:
     """1 - t_graph / t_eager."""
     eager, graph = facts.cell["t_eager_ms"], facts.cell["t_graph_ms"]
     return 1 - graph / eager if eager and graph else None
+
+
+def draft_prefix(facts: Facts) -> float | None:
+    """Share of time that the draft's own steps take for reading their prefix; None for a draft that has a window."""
+    share = facts.share("draft")
+    if share is None or facts.surface is None or facts.costs is None:
+        return None
+    context, batch = held_tok(facts.cell["context_tok"]["p50"], facts.cell["new_tok"]["p50"]), facts.cell["batch"]
+    step, costs, k = facts.surface.t, facts.costs, facts.cell["k"]
+    whole = step.at(context, batch)
+    steps = k * costs.t_ms / model.draft_ms(costs, k) if costs.t_ms else 0.0
+    return share * steps * step.per_tok * batch * context / whole if whole else 0.0
 
 
 def prefix_rise(facts: Facts) -> float | None:

@@ -53,7 +53,7 @@ def decide(
     if baseline is None or judged is None:
         return _insufficient(pool, baseline, settings)
     cell = next(c for c in pool if c["arm"] == judged["arm"])
-    # A tree, an adaptive policy or a window is not a chain of its k on the whole draft's costs: no remedy has a gain then.
+    # A tree, an adaptive policy or a window is no chain of its k on the whole draft's costs: the model has no gains.
     chain = cell["chain"] and bool(cell["costs"]) and cell["draft"] != LOOKUP
     facts = Facts(
         cell=cell,
