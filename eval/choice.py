@@ -11,7 +11,7 @@ import numpy as np
 from distill.schema_eval import batch_of
 from eval.bootstrap import Floats, interval, resamples
 from eval.cells import Cell, Settings, overall
-from eval.records import ALL, BASELINE, LOOKUP
+from eval.records import ALL, BASELINE, is_control
 from eval.rivals import against_lookup, apart_from_lookup, by_load, grid_regret
 from eval.speedup import objective_values
 
@@ -155,7 +155,7 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         lost = 1 - chosen.value / max(c.value for c in ranking)
         lookup = apart_from_lookup(ranking)
     found = next((c for c in kept if c["arm"] == chosen.arm), None)
-    drafts = [c for c in ranking if c.draft and c.draft != LOOKUP]
+    drafts = [c for c in ranking if c.draft and not is_control(c.draft)]
     return choice | {
         "arm": chosen.arm,
         "draft": chosen.draft,

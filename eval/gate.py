@@ -10,7 +10,7 @@ from typing import Any
 from eval import show
 from eval.cells import Cell, Settings
 from eval.choice import choose
-from eval.records import ALL, LOOKUP
+from eval.records import ALL, LOOKUP, is_control
 from eval.verdict import decide
 from eval.views import Report, is_chain, same_settings
 
@@ -146,7 +146,11 @@ def verdict_on(report: Report, cell: Cell) -> Mapping[str, Any]:
         return dict(report["verdict"])
     if report["format"] != max(FORMATS):
         raise NoMeasurement(f"the report's verdict is about {show.plain(report['verdict']['arm'])}; measure again")
-    cells = [c | {"chain": is_chain(c)} for c in report["cells"] if c["arm"] == arm or c["draft"] in ("", LOOKUP)]
+    cells = [
+        c | {"chain": is_chain(c)}
+        for c in report["cells"]
+        if c["arm"] == arm or not c["draft"] or is_control(c["draft"])
+    ]
     settings, drafts = Settings.of(report["settings"]), {d["name"]: d for d in report["drafts"]}
     sizes = {name: int(d.get("read_params") or d.get("stored_params") or 0) for name, d in drafts.items()}
     choice = choose(cells, settings, sizes)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from eval import facts as of
 from eval.facts import Facts, Gain, cheaper, half_of, more_accepted
+from eval.rivals import over_lookup
 
 Figure = Callable[[Facts], float | None]
 
@@ -71,7 +72,7 @@ RULES: tuple[Rule, ...] = (
          (Remedy("do not serve with this draft and k; the causes are named below", of.off),), decides=True, unit="x"),
     Rule("low end of its 95% interval, against no speculation", lambda f: f.low, ">=", 1.0,
          (Remedy("not surely faster: measure more requests, or do not serve with it"),), decides=True, unit="x"),
-    Rule("draft against prompt look-up", lambda f: f.lookup["value"] if f.lookup else None, ">=", 1.0,
+    Rule("draft against prompt look-up", lambda f: over_lookup(f.lookup) if f.lookup else None, ">=", 1.0,
          (Remedy("serve prompt look-up instead: it needs no training and no memory",
                  lambda f: 1 / f.lookup["value"] - 1 if f.lookup else None),), decides=True, unit="x"),
     Rule("same text as the baseline (greedy, float32)", of.exact, ">=", 1.0,

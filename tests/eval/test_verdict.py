@@ -196,6 +196,42 @@ def test_a_draft_must_beat_look_up() -> None:
     assert failed is not None and not failed["passed"] and failed["figure"] == pytest.approx(1.4 / 1.6)
 
 
+def test_noise_between_draft_and_look_up_does_not_turn_the_headline() -> None:
+    """A hair ahead or behind, with the interval over both: go or not, the headline gives the ratio and its interval."""
+    gains = [1.5, 1.9, 1.4, 2.0, 1.6, 1.8, 1.3, 1.7]
+    for factor, go in ((0.995, True), (1.005, False)):
+        free = [g * factor for g in gains[::-1]]
+        choice, verdict = judge(arms({"d": gains, "lookup": free}), sizes={})
+        rival = choice["lookup"]
+        assert rival["level"] and verdict["go"] is go
+        said = f"{rival['value']:.2f}x, 95% interval {rival['low']:.2f} to {rival['high']:.2f}"
+        assert said in verdict["headline"] and "free" in verdict["headline"] and "faster (1." not in verdict["headline"]
+        assert any("no difference was shown" in n for n in verdict["notices"])
+
+
+def test_a_no_go_for_another_reason_does_not_blame_look_up() -> None:
+    """Look-up heads the ranking by the tie rule alone; what fails is the speedup."""
+    rows = arms({"d": [1.03] * 8, "lookup": [1.029] * 8})
+    choice, verdict = judge(rows, sizes={"d": 5}, min_speedup=1.2)
+    assert choice["lookup"]["value"] > 1 and not verdict["go"]
+    assert verdict["headline"].startswith("Do not ship yet.")
+    rule = reason(verdict, "draft against prompt look-up")
+    assert rule is not None and rule["passed"]
+
+
+def test_self_speculation_is_a_control() -> None:
+    """It is faster than the draft and the verdict is about the draft all the same."""
+    choice, verdict = judge(arms({"d": [1.5] * 8, "self-6": [1.8] * 8}), sizes={})
+    assert choice["arm"] == "self-6@k3" and verdict["arm"] == "draft:d@k3" and verdict["go"]
+    assert "Self-speculation, which needs no training, was faster (1.80x)" in verdict["headline"]
+    assert verdict["notices"][-1].startswith("Self-speculation, a control that needs no training, gives 1.80x")
+    assert choice["acceptance_best"]["draft"] == "d"
+    _, slow = judge(arms({"d": [0.9] * 8, "self-6": [1.8] * 8}), sizes={})
+    assert not slow["go"] and slow["arm"] == "draft:d@k3"
+    rivals, _ = judge(arms({"self-6": [1.8] * 8, "lookup": [1.2] * 8}), sizes={})
+    assert rivals["lookup"] is None
+
+
 def test_look_up_alone_is_judged_as_what_it_is() -> None:
     _, verdict = judge(arms({"lookup": [1.6] * 8}), sizes={})
     assert verdict["go"] and "prompt look-up at k = 3" in verdict["headline"]
