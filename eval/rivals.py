@@ -61,7 +61,7 @@ def apart_from_lookup(ranking: Sequence[Candidate]) -> dict[str, Any] | None:
 
 
 def over_lookup(rival: Mapping[str, Any]) -> float:
-    """How far the draft is ahead of the best look-up: the ratio of their objectives, or its interval's low end if larger.
+    """The draft over the best look-up: the ratio of their objectives, or its interval's low end if that is larger.
 
     Under 1 look-up is ahead at the objective and the paired interval does not show the draft ahead.
     """

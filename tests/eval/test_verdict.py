@@ -211,9 +211,9 @@ def test_noise_between_draft_and_look_up_does_not_turn_the_headline() -> None:
 
 def test_a_no_go_for_another_reason_does_not_blame_look_up() -> None:
     """Look-up heads the ranking by the tie rule alone; what fails is the speedup."""
-    rows = arms({"d": [1.03] * 8, "lookup": [1.029] * 8})
-    choice, verdict = judge(rows, sizes={"d": 5}, min_speedup=1.2)
-    assert choice["lookup"]["value"] > 1 and not verdict["go"]
+    rows = arms({"d": [1.03] * 7 + [0.9], "lookup": [1.029] * 8})
+    choice, verdict = judge(rows, sizes={}, min_speedup=1.2)
+    assert choice["arm"] == "lookup@k3" and choice["lookup"]["value"] > 1 and not verdict["go"]
     assert verdict["headline"].startswith("Do not ship yet.")
     rule = reason(verdict, "draft against prompt look-up")
     assert rule is not None and rule["passed"]
