@@ -52,9 +52,11 @@ def read_report(path: Path) -> dict[str, Any]:
         NoMeasurement: not JSON, or another format.
     """
     try:
-        report = dict(json.loads(path.read_text(encoding="utf-8")))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise NoMeasurement(f"{path}: not JSON ({error})") from error
+    if not isinstance(report, dict):
+        raise NoMeasurement(f"{path}: a {type(report).__name__}, no report")
     if report.get("format") not in FORMATS:
         raise NoMeasurement(f"{path}: report format {report.get('format')!r}; this version reads {FORMATS}")
     return report

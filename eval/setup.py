@@ -171,6 +171,20 @@ def group_of(num_tok: int) -> str:
     return next(name for name, low, high in GROUPS if low <= num_tok < high)
 
 
+def limit_of(recipe: Recipe, positions: int | None) -> tuple[int, str]:
+    """Tokens that a prompt may have, and what says so.
+
+    Args:
+        recipe: its traffic and eval stages.
+        positions: that the target has; None is no limit.
+    """
+    longest = recipe.traffic.max_prompt_tok
+    room = longest if positions is None else positions - recipe.eval.max_new_tok
+    return min(longest, room), (
+        "traffic.max_prompt_tok" if longest <= room else "the target's positions less eval.max_new_tok"
+    )
+
+
 def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> Traffic:
     """The held-out prompts to measure with: the first `eval.num_requests` of each domain and group that fit.
 
@@ -182,17 +196,16 @@ def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: i
     Raises:
         ValueError: none is left.
     """
-    stage, longest = recipe.eval, recipe.traffic.max_prompt_tok
-    room = longest if positions is None else positions - stage.max_new_tok
+    stage = recipe.eval
+    limit, why = limit_of(recipe, positions)
     prompts = load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains)
     cells: dict[tuple[str, str], list[EvalRequest]] = {}
     spare: list[EvalRequest] = []
     left_out: dict[str, dict[str, Any]] = {}
     for prompt in prompts:
         ids = encode_prompt(tokenizer, list(prompt.messages), recipe.traffic.system)
-        if len(ids) > min(longest, room):
-            why = "traffic.max_prompt_tok" if longest <= room else "the target's positions less eval.max_new_tok"
-            entry: dict[str, Any] = {"num": 0, "limit_tok": min(longest, room), "limit": why, "ids": []}
+        if len(ids) > limit:
+            entry: dict[str, Any] = {"num": 0, "limit_tok": limit, "limit": why, "ids": []}
             entry = left_out.setdefault(prompt.domain, entry)
             entry["num"] += 1
             entry["ids"] += [prompt.id] if len(entry["ids"]) < MAX_NAMED else []
@@ -213,7 +226,7 @@ def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: i
         log.info("%s, %s: %d held-out prompts", domain, group, len(cell))
     if not cells:
         raise ValueError(
-            f"no held-out prompt of {', '.join(stage.domains)} has {min(longest, room)} tokens or less "
+            f"no held-out prompt of {', '.join(stage.domains)} has {limit} tokens or less "
             "(traffic.max_prompt_tok, and the target's positions); raise it, or give other prompts (traffic.heldout)"
         )
     # They alternate, so a machine that drifts hurts them alike.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from eval.gate import (
     chosen_cell,
     policy_by_batch,
     policy_by_domain,
+    read_report,
     summary,
     verdict_on,
 )
@@ -68,6 +70,13 @@ def test_without_an_arm_that_servers_run_the_true_reason_is_given() -> None:
         chosen_cell(report_of(adaptive), NAME)
     with pytest.raises(NoMeasurement, match="too few requests"):
         chosen_cell(report_of(rows_of(), min_requests=50), NAME)
+
+
+@pytest.mark.parametrize(("text", "told"), [("[1]", "a list, no report"), ("{", "not JSON"), ("{}", "format None")])
+def test_what_is_no_report_is_told(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(NoMeasurement, match=told):
+        read_report(tmp_path / "report.json")
 
 
 def test_the_gate_is_about_what_is_shipped() -> None:
