@@ -233,7 +233,7 @@ def domain_gap(facts: Facts) -> float | None:
 def domain_gain(facts: Facts) -> float | None:
     """The worst domain at the training domain's acceptance."""
     here, there = trained(facts), worst(facts)
-    if not here or not there or not there["costs"] or not positions(there):
+    if facts.costs is None or not here or not there or not there["costs"] or not positions(there):
         return None
     lost = Facts(there, facts.baseline, facts.settings, costs=Costs.from_json(there["costs"]))
     return changed(lost, accept=positions(here))

@@ -103,7 +103,7 @@ def check_gate(report: Report, name: str) -> None:
         raise GateFailed(
             f"the verdict is about {show.plain(judged['draft'])}, which did better than {show.plain(name)}"
         )
-    verdict = verdict_on(report, chosen_cell(report, name))
+    verdict = verdict_on(report, chosen_cell(report, name)) if judged is not None else report["verdict"]
     if not verdict["go"]:
         why = "; ".join(
             f"{r['rule']} is {show.figure(r['figure'], r['unit'])}, wanted {r['passes']} "

@@ -105,6 +105,8 @@ def test_the_gate_is_about_what_is_shipped() -> None:
     both = report_of(rows + fast)
     assert verdict_on(both, chosen_cell(both, NAME))["go"]
     check_gate(both, NAME)
+    with pytest.raises(GateFailed, match="verdict insufficient"):
+        check_gate(report_of(rows, min_requests=50), NAME)
 
 
 def test_a_read_report_gives_the_same_verdict_on_the_shipped_arm() -> None:

@@ -220,7 +220,7 @@ def test_an_arm_that_is_no_chain_is_not_answered_for(tmp_path: Path, change: dic
     assert report["verdict"]["arm"] == "draft:small@k2?"
     model_part = report["model"]
     assert model_part["what_if"] == [] and model_part["loads"] == [] and told in model_part["not_described"]
-    by_model = ("draft share", "a draft token's time", "speedup if every token")
+    by_model = ("draft share", "a draft token's time", "speedup if every token", "share of time in which the draft")
     for reason in report["verdict"]["reasons"]:
         assert not reason["rule"].startswith(by_model[1:])
         if reason["rule"].startswith(by_model[0]):
