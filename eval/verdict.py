@@ -177,7 +177,7 @@ def headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], set
         free = next(c for c in choice["ranking"] if c["arm"] == rival["arm"])
         how = f"is faster ({free['value']:.2f}x) and free"
         if rival["level"]:
-            how = f"is free and as fast within the interval ({free['value']:.2f}x; the draft over it: {_over(rival)})"
+            how = f"is free and as fast within the interval ({free['value']:.2f}x; the draft over it {_over(rival)})"
         return f"{in_words(free, True)} {how}; the best draft was {what}."
     return f"Do not ship yet. The best was {what}.{_level(rival)}"
 
@@ -198,7 +198,8 @@ def _level(rival: Mapping[str, Any] | None) -> str:
     """What must be said when a control that costs nothing can not be told from the draft."""
     if rival is None or not rival["level"]:
         return ""
-    return f" Prompt look-up, which is free, is level with it ({rival['lookup_value']:.2f}x; over it {_over(rival)})."
+    ratio = f"{rival['lookup_value']:.2f}x; the draft over look-up {_over(rival)}"
+    return f" Prompt look-up, which is free, is level with it ({ratio})."
 
 
 def _own_layers(judged: Mapping[str, Any], choice: Mapping[str, Any]) -> Mapping[str, Any] | None:
