@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from distill.schema_eval import Eval
 from engine.tree import Tree
-from eval.records import BASELINE, LOOKUP, SELF, arm_name
+from eval.records import BASELINE, LOOKUP, SELF, arm_name, runner_name
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Arm:
     @property
     def runner(self) -> str:
         """Which of the bench's drafts proposes: a windowed one has a cache of its own."""
-        return self.draft if self.recent is None else f"{self.draft}+recent{self.recent}"
+        return runner_name(self.draft, self.recent)
 
     @property
     def adaptive(self) -> bool:

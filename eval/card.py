@@ -11,7 +11,7 @@ from huggingface_hub import ModelCardData
 
 from eval import servers, show
 from eval.cells import Cell
-from eval.gate import arms_of, lookup_value, policy_by_batch
+from eval.gate import arms_of, lookup_value, policy_by_batch, verdict_on
 from eval.markdown import safe, table
 from eval.records import ALL
 from eval.views import Report, domain_name, share_bars
@@ -66,6 +66,8 @@ def render_card(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, An
     Returns:
         header and text; ends in a newline.
     """
+    # The card is about what is shipped, also where the report judged an arm that servers can not run.
+    report = {**report, "verdict": verdict_on(report, cell)}
     lines = ["---", _header(facts), "---", "", f"# {safe(facts.name)}", ""]
     lines += [
         f"A draft model for speculative decoding with **{safe(facts.base_model or facts.target)}**. It proposes tokens "
@@ -147,7 +149,7 @@ def _temperature(report: Report, entry: Mapping[str, Any], meta: Mapping[str, An
 
 def _acceptance(report: Report, cell: Cell) -> list[str]:
     """For each domain the chosen k, and the longest k, which shows the most positions."""
-    mine = [c for c in arms_of(report, cell["draft"]) if (c["batch"], c["group"]) == (cell["batch"], cell["group"])]
+    mine = [c for c in arms_of(report, cell) if (c["batch"], c["group"]) == (cell["batch"], cell["group"])]
     longest = max(c["k"] for c in mine)
     rows = []
     for c in sorted(mine, key=lambda c: (c["domain"] == ALL, c["domain"], c["k"])):
@@ -168,7 +170,7 @@ def _acceptance(report: Report, cell: Cell) -> list[str]:
 def _speedups(report: Report, cell: Cell) -> list[str]:
     """The chosen k at every load, and the other k at the chosen load."""
     rows = []
-    for c in sorted(arms_of(report, cell["draft"]), key=_by_load):
+    for c in sorted(arms_of(report, cell), key=_by_load):
         same = (c["domain"], c["group"], c["batch"]) == (cell["domain"], cell["group"], cell["batch"])
         if c["k"] != cell["k"] and not same:
             continue
@@ -218,7 +220,7 @@ def _limits(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]],
                 f"Not on {safe(domain_name(domain))}: its best k = {entry['k']} gives {show.speed(entry['speedup'])} "
                 f"({show.interval(entry['low'], entry['high'])})."
             )
-    slow = [c for c in arms_of(report, cell["draft"]) if c["latency_speedup"]["objective"] < 1]
+    slow = [c for c in arms_of(report, cell) if c["latency_speedup"]["objective"] < 1]
     for c in sorted(slow, key=_by_load)[:12]:
         said.append(
             f"Slower than no speculation at k = {c['k']} on {safe(domain_name(c['domain']))}, {safe(c['group'])} "
@@ -228,6 +230,12 @@ def _limits(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]],
         said.append(
             f"Prompt look-up, which needs no draft, gave {show.speed(rival[1])} at k = {rival[0]}: try it first."
         )
+    if cell.get("rule", "token") != "token":
+        said.append(
+            f"The figures are those of the {safe(cell['rule'])} rule. Servers accept token by token: they accept less."
+        )
+    if cell.get("draft_temperature") is not None:
+        said.append(f"The figures are those of the draft at temperature {cell['draft_temperature']:g}: serve it so.")
     batches = sorted({c["batch"] for c in report["cells"]})
     said.append(f"Batch sizes other than {', '.join(map(str, batches))} and other devices were not measured.")
     used, stored = facts.meta["rows"]["used"], facts.meta["rows"]["stored"]

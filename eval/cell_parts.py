@@ -10,15 +10,10 @@ from typing import Any
 from engine import costs as model
 from engine.costs import Costs
 from eval import stats
-from eval.records import LOOKUP, RequestRow
+from eval.records import LOOKUP, RequestRow, is_chain
 from eval.speedup import realised_frac
 
 Cell = dict[str, Any]
-
-
-def is_plain(row: RequestRow) -> bool:
-    """Is this a chain of fixed length? Of such rows the cost model is made."""
-    return row.policy == "fixed" and not row.tree and row.recent is None
 
 
 def policy_words(one: RequestRow) -> str:
@@ -73,7 +68,7 @@ def prediction(
     one: RequestRow, planned: Costs | None, moved: Costs | None, accepted: Cell, request: Cell, speedup: Cell | None
 ) -> Cell:
     """What costs measured elsewhere (the plan, else the other domains) say, with this cell's acceptance."""
-    costs, k = planned or moved, one.k if is_plain(one) else 0
+    costs, k = planned or moved, one.k if is_chain(one) else 0
     positions = [p["c"] for p in accepted["accept_by_position"] if p["c"] is not None]
     if costs is None or costs.draft == LOOKUP or not positions or not speedup or not 0 < k <= max(costs.V_ms):
         return {"predicted_speedup": None, "predicted_from": None, "prediction_error_frac": None}

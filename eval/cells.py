@@ -17,7 +17,6 @@ from eval.cell_parts import (
     Cell,
     all_shares,
     eager_ms,
-    is_plain,
     limits,
     mean_request,
     measured_verify_ms,
@@ -26,7 +25,7 @@ from eval.cell_parts import (
     prefix_spread_frac,
     waterfall,
 )
-from eval.records import ALL, BASELINE, LOOKUP, RequestRow
+from eval.records import ALL, BASELINE, LOOKUP, RequestRow, is_chain, is_fixed
 from eval.speedup import OBJECTIVES, latency_speedup, pair
 from eval.throughput import equal_memory, memory_bytes, throughput
 
@@ -153,22 +152,22 @@ def _cells_here(
         arms.setdefault(row.arm, []).append(row)
     baseline = arms.get(BASELINE, [])
     away = [r for r in other if r.arm == BASELINE]
-    drafts = {r.draft for r in rows if r.k and is_plain(r)}
-    fitted = {d: stats.fit_costs(baseline, _ladder(rows, d), d) for d in drafts}
-    moved = {d: stats.fit_costs(away, _ladder(other, d), d) for d in drafts}
+    runners = {r.runner for r in rows if is_fixed(r)}
+    fitted = {name: stats.fit_costs(baseline, _ladder(rows, name), name) for name in runners}
+    moved = {name: stats.fit_costs(away, _ladder(other, name), name) for name in runners}
     made = []
     for arm, mine in sorted(arms.items(), key=lambda item: (item[1][0].draft, item[1][0].k, item[0])):
-        draft = mine[0].draft
-        cell = _cell(mine, baseline, fitted.get(draft), plan, moved.get(draft), settings)
+        runner = mine[0].runner
+        cell = _cell(mine, baseline, fitted.get(runner), plan, moved.get(runner), settings)
         made.append({"arm": arm, "domain": domain, "group": group} | cell)
     return made
 
 
-def _ladder(rows: Iterable[RequestRow], draft: str) -> list[list[RequestRow]]:
-    """Rows of one draft with chains of fixed length, a list for each k."""
+def _ladder(rows: Iterable[RequestRow], runner: str) -> list[list[RequestRow]]:
+    """Rows of one draft, or of one with its window, with chains of fixed length, a list for each k."""
     found: dict[int, list[RequestRow]] = {}
     for row in rows:
-        if row.draft == draft and row.k and is_plain(row):
+        if row.runner == runner and is_fixed(row):
             found.setdefault(row.k, []).append(row)
     return [found[k] for k in sorted(found)]
 
@@ -191,7 +190,7 @@ def _cell(
     # Repeats would weigh their requests more.
     each = [found[0] for found in stats.by_request(rows).values()]
     contexts, lengths = [r.context_tok for r in each], [r.new_tok for r in each]
-    planned = model.costs_for(plan, one.draft, round(fmean(contexts)), one.batch) if plan and one.k else None
+    planned = model.costs_for(plan, one.runner, round(fmean(contexts)), one.batch) if plan and one.k else None
     flow = throughput(rows, baseline, settings.bootstrap, settings.seed)
     request = mean_request(each, [found[0] for found in stats.by_request(baseline).values()])
     cell: Cell = {
@@ -199,6 +198,7 @@ def _cell(
         "label": one.label or one.arm,
         "policy": policy_words(one),
         "k": one.k,
+        "chain": is_chain(one),
         "rule": one.rule,
         "tree": list(one.tree),
         "draft_temperature": one.draft_temperature,
@@ -248,6 +248,7 @@ def _insufficient(cell: Cell) -> Cell:
         "label",
         "policy",
         "k",
+        "chain",
         "rule",
         "tree",
         "draft_temperature",

@@ -11,7 +11,7 @@ import numpy as np
 from distill.schema_eval import batch_of
 from eval.bootstrap import Floats, interval, resamples
 from eval.cells import Cell, Settings, overall
-from eval.records import ALL, BASELINE, LOOKUP
+from eval.records import ALL, BASELINE, is_control
 from eval.rivals import against_lookup, apart_from_lookup, by_load, grid_regret
 from eval.speedup import objective_values
 
@@ -39,6 +39,7 @@ class Candidate:
         size: parameters read per drafted token; 0 for look-up and the baseline.
         alpha, tau: acceptance, shown and never ranked by.
         label: the arm in words, where the rows have one.
+        chain: k proposals in a chain every cycle, the whole text seen (`records.is_chain`).
         ttft_ms, tpot_ms, e2e_ms: p50 and p95 over the arm's requests.
         slower_frac: requests that it made slower.
         throughput_speedup, tok_s: tokens a second over the baseline's, and as they are.
@@ -56,6 +57,7 @@ class Candidate:
     alpha: float | None = None
     tau: float | None = None
     label: str = ""
+    chain: bool = False
     ttft_ms: dict[str, float] | None = None
     tpot_ms: dict[str, float] | None = None
     e2e_ms: dict[str, float] | None = None
@@ -153,7 +155,7 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         lost = 1 - chosen.value / max(c.value for c in ranking)
         lookup = apart_from_lookup(ranking)
     found = next((c for c in kept if c["arm"] == chosen.arm), None)
-    drafts = [c for c in ranking if c.draft and c.draft != LOOKUP]
+    drafts = [c for c in ranking if c.draft and not is_control(c.draft)]
     return choice | {
         "arm": chosen.arm,
         "draft": chosen.draft,
@@ -196,6 +198,7 @@ def _shown(cell: Cell | None) -> dict[str, Any]:
     }
     return {
         "label": cell.get("label") or "",
+        "chain": cell["chain"],
         **{name: cell[name] for name in ("ttft_ms", "tpot_ms", "e2e_ms", "slower_frac", "throughput_speedup")},
         "tok_s": cell["throughput_tok_s"],
         "load": load,

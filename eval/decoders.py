@@ -19,12 +19,25 @@ from eval.records import LOOKUP, SELF
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """A prompt to measure with; `group` is its context class."""
+    """A prompt to measure with.
+
+    Attributes:
+        id: the prompt's.
+        domain, group: group is its context class.
+        ids: its tokens.
+        repeat: which time it comes; a prompt comes again where a batch would have empty rows.
+    """
 
     id: str
     domain: str
     group: str
     ids: tuple[int, ...]
+    repeat: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the engine calls it: each time has its own noise."""
+        return self.id if not self.repeat else f"{self.id}#{self.repeat + 1}"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("grid regret", "loss against the best arm of the whole grid, each pair on the requests that both answered."),
     ("level", "the 95% interval of the draft over prompt look-up holds 1: no difference was shown."),
     ("TTFT, TPOT, E2E", "time to first token; time a token after it; whole request. p50 and p95."),
-    ("throughput", "answer tokens a second over the arm's busy time."),
+    ("throughput", "answer tokens a second: one request after another; above batch 1 while no row is empty."),
     ("closure", "decode time that the phases do not explain; above 2% the shares are unreliable."),
     ("regret", "expected loss of the chosen arm against the best of the grid, over resampled requests."),
     ("held out", "value of the best arm of each resample on requests it did not see: free of the winner's luck."),

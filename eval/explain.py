@@ -11,7 +11,7 @@ from engine.costs import MAX_K, Costs
 from engine.surface import APART_FRAC
 from eval.cells import Cell
 from eval.predict import Fitted, fit_rows, held_out, held_tok, model_json
-from eval.records import RequestRow
+from eval.records import LOOKUP, RequestRow
 from eval.whatif import Case, answers, case_of
 
 # Where the three estimates of prefix KV lie further apart, none of them is to be believed.
@@ -33,19 +33,29 @@ def explain(
 
     Returns:
         `prefill_ms`, `drafts` (fitted surfaces), `held_out`, `prefix_kv`, `what_if` (about the judged arm) and
-        `loads`; and the fit.
+        `loads`, both empty where the model does not describe the arm, and `not_described`: "" or why; and the fit.
     """
     known = [Costs.from_json(c) for c in (plan or {}).get("costs", [])]
     fitted = fit_rows(rows, known)
     set_prefix_shares(cells, fitted, known)
     found = model_json(fitted)
-    surface = fitted.surfaces.get(judged["draft"]) if judged else None
+    found["not_described"] = not_described(judged)
+    surface = fitted.surfaces.get(judged["draft"]) if judged and not found["not_described"] else None
     found["held_out"] = held_out(rows, known)
     found["prefix_kv"] = prefix_kv(known)
     case = case_of(found, surface, judged) if judged and surface and judged["accept_by_position"] else None
     found["what_if"] = answers(case) if case else []
     found["loads"] = ceilings(case) if case else []
     return found, fitted
+
+
+def not_described(judged: Cell | None) -> str:
+    """Why no what-if is answered about an arm: the model is made of chains of fixed length that see the whole text."""
+    if judged is None or (judged["chain"] and judged["draft"] != LOOKUP):
+        return ""
+    window = "" if judged["recent"] is None else f", last {judged['recent']} tokens"
+    what = "prompt look-up" if judged["draft"] == LOOKUP else f"{judged['policy']}{window}"
+    return f"the cost model describes a draft's chains of fixed length that see the whole text; this is {what}"
 
 
 def set_prefix_shares(cells: Sequence[Cell], fitted: Fitted, known: Sequence[Costs]) -> None:

@@ -11,6 +11,7 @@ from engine.costs import Costs
 from engine.surface import Surface
 from engine.tree import build_tree
 from eval.cells import Cell, Settings
+from eval.predict import held_tok
 
 # A tree's gain is computed as if a second candidate took this part of what the first misses; rows do not hold it.
 SECOND_TAKES_FRAC = 0.25
@@ -36,9 +37,10 @@ class Facts:
         value, low: objective of the arm under judgement and its interval's low end.
         num_errors: failed rows.
         domain_regret: the most that the common choice loses in any domain against that domain's best arm.
-        costs: of the arm, for "what if"; None for look-up, whose proposals the model does not describe.
+        costs: of the arm, for "what if"; None where the model does not describe it: look-up, trees, adaptive policies,
+            windowed drafts.
         size: of the draft: layers, hidden_size, head_rows, read_params.
-        surface: costs by context and batch; None without a fit.
+        surface: costs by context and batch; None without a fit, or where `costs` is.
         held_out_error: mean absolute error of the model on held-out cells, by the scheme where it is largest.
     """
 
@@ -101,6 +103,15 @@ def best_k(facts: Facts) -> float | None:
     if facts.costs is None or not positions(facts.cell):
         return None
     _, best = model.best_k(facts.costs, positions(facts.cell), **facts.cell["request"])
+    return max(0.0, best / facts.predicted() - 1)
+
+
+def smaller_k(facts: Facts) -> float | None:
+    """The best smaller fixed k, or none: narrower passes, and none that verifies at all."""
+    if facts.costs is None or not positions(facts.cell):
+        return None
+    ks = [k for k in facts.costs.ks if k < facts.cell["k"]]
+    _, best = model.best_k(facts.costs, positions(facts.cell), ks, **facts.cell["request"])
     return max(0.0, best / facts.predicted() - 1)
 
 
@@ -184,6 +195,18 @@ def launch_bound(facts: Facts) -> float | None:
     return 1 - graph / eager if eager and graph else None
 
 
+def draft_prefix(facts: Facts) -> float | None:
+    """Share of time that the draft's own steps take for reading their prefix; None for a draft that has a window."""
+    share = facts.share("draft")
+    if share is None or facts.surface is None or facts.costs is None:
+        return None
+    context, batch = held_tok(facts.cell["context_tok"]["p50"], facts.cell["new_tok"]["p50"]), facts.cell["batch"]
+    step, costs, k = facts.surface.t, facts.costs, facts.cell["k"]
+    whole = step.at(context, batch)
+    steps = k * costs.t_ms / model.draft_ms(costs, k) if costs.t_ms else 0.0
+    return share * steps * step.per_tok * batch * context / whole if whole else 0.0
+
+
 def prefix_rise(facts: Facts) -> float | None:
     """Prefix KV share in the longest context group less that in the shortest."""
     shares = [(c["share"] or {}).get("prefix_kv") for c in facts.groups]
@@ -210,7 +233,7 @@ def domain_gap(facts: Facts) -> float | None:
 def domain_gain(facts: Facts) -> float | None:
     """The worst domain at the training domain's acceptance."""
     here, there = trained(facts), worst(facts)
-    if not here or not there or not there["costs"] or not positions(there):
+    if facts.costs is None or not here or not there or not there["costs"] or not positions(there):
         return None
     lost = Facts(there, facts.baseline, facts.settings, costs=Costs.from_json(there["costs"]))
     return changed(lost, accept=positions(here))

@@ -14,7 +14,7 @@ from eval.cells import overall
 from eval.load_figures import prediction, shares_by_load, speedup_by_load, verify_surface, what_if
 from eval.records import LOOKUP
 from eval.show import plain, speed
-from eval.views import Report, arm_label, draft_names, is_chain, judged_cell, words
+from eval.views import Report, arm_label, draft_names, is_chain, judged_cell, overall_cells, words
 
 
 def draw_all(report: Report) -> list[Figure]:
@@ -30,12 +30,14 @@ def speedup_by_k(report: Report) -> Figure | None:
         return None
     names = draft_names(report)
     table = sorted(ranking, key=lambda c: (names.index(c["draft"]), c["k"]))
+    # One line a draft: arms at another temperature of the draft stand beside it.
+    lines = {c["arm"] for c in overall_cells(report) if is_chain(c) and c.get("draft_temperature") is None}
 
     def draw(ax: Axes) -> None:
         for i, name in enumerate(names):
             colour, marker = draft_style(name, names)
-            mine = [c for c in table if c["draft"] == name and is_chain(c)]
-            others = [c for c in table if c["draft"] == name and not is_chain(c)]
+            mine = [c for c in table if c["draft"] == name and c["arm"] in lines]
+            others = [c for c in table if c["draft"] == name and c["arm"] not in lines]
             shift = 0.07 * (i - (len(names) - 1) / 2)
             value = np.array([c["value"] for c in mine])
             low = np.array([c["low"] if c["low"] is not None else c["value"] for c in mine])

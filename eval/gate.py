@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from eval import show
-from eval.cells import Cell
-from eval.records import ALL, LOOKUP, arm_name
-from eval.views import Report
+from eval.cells import Cell, Settings
+from eval.choice import choose
+from eval.records import ALL, LOOKUP, is_control
+from eval.verdict import decide
+from eval.views import Report, is_chain, same_settings
 
 FORMATS = (1, 2)
 
@@ -50,9 +52,11 @@ def read_report(path: Path) -> dict[str, Any]:
         NoMeasurement: not JSON, or another format.
     """
     try:
-        report = dict(json.loads(path.read_text(encoding="utf-8")))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise NoMeasurement(f"{path}: not JSON ({error})") from error
+    if not isinstance(report, dict):
+        raise NoMeasurement(f"{path}: a {type(report).__name__}, no report")
     if report.get("format") not in FORMATS:
         raise NoMeasurement(f"{path}: report format {report.get('format')!r}; this version reads {FORMATS}")
     return report
@@ -88,11 +92,18 @@ def find_draft(report: Report, meta: Mapping[str, Any], names: Sequence[str]) ->
 
 
 def check_gate(report: Report, name: str) -> None:
-    """Raises GateFailed unless the verdict is go and is about this draft."""
-    verdict = report["verdict"]
-    cell = next((c for c in report["cells"] if c["arm"] == verdict["arm"]), None)
-    if cell is not None and cell["draft"] != name:
-        raise GateFailed(f"the verdict is about {show.plain(cell['draft'])}, which did better than {show.plain(name)}")
+    """Asks whether what would be shipped of a draft, `chosen_cell`, pays.
+
+    Raises:
+        GateFailed: another draft did better, or the verdict on the shipped arm is no go.
+        NoMeasurement: there is nothing to ship.
+    """
+    judged = next((c for c in report["cells"] if c["arm"] == report["verdict"]["arm"]), None)
+    if judged is not None and judged["draft"] != name:
+        raise GateFailed(
+            f"the verdict is about {show.plain(judged['draft'])}, which did better than {show.plain(name)}"
+        )
+    verdict = verdict_on(report, chosen_cell(report, name)) if judged is not None else report["verdict"]
     if not verdict["go"]:
         why = "; ".join(
             f"{r['rule']} is {show.figure(r['figure'], r['unit'])}, wanted {r['passes']} "
@@ -104,18 +115,48 @@ def check_gate(report: Report, name: str) -> None:
 
 
 def chosen_cell(report: Report, name: str) -> Cell:
-    """The draft's best arm with a fixed k, as servers take it, over all that is judged.
+    """The draft's best arm with a fixed k, as servers take it, over all that is judged; ties as the ranking has them.
 
     Raises:
         NoMeasurement: no such arm was ranked.
     """
-    for entry in sorted(report["choice"]["ranking"], key=lambda c: -c["value"]):
-        if entry["draft"] == name and entry["arm"] == arm_name(name, entry["k"]):
-            # Reports from before drafts were judged on their own domain judged all domains together.
-            domain = report["choice"].get("domain") or ALL
-            mine = [c for c in report["cells"] if c["arm"] == entry["arm"]]
-            return max(mine, key=lambda c: (c["domain"] == domain, c["group"] == ALL, c["num_requests"]))
-    raise NoMeasurement(f"no arm of {show.plain(name)} with a fixed k was ranked: too few requests were measured")
+    ranked = [entry for entry in report["choice"]["ranking"] if entry["draft"] == name]
+    entry = next((entry for entry in ranked if is_chain(entry)), None)
+    if entry is None:
+        why = "too few requests were measured"
+        if ranked:
+            other = ", ".join(show.plain(c["arm"]) for c in ranked)
+            why = f"what was ranked ({other}) servers can not run; measure a fixed k of the whole draft (eval.policies)"
+        raise NoMeasurement(f"no arm of {show.plain(name)} with a fixed k was ranked: {why}")
+    # Reports from before drafts were judged on their own domain judged all domains together.
+    domain = report["choice"].get("domain") or ALL
+    mine = [c for c in report["cells"] if c["arm"] == entry["arm"]]
+    return max(mine, key=lambda c: (c["domain"] == domain, c["group"] == ALL, c["num_requests"]))
+
+
+def verdict_on(report: Report, cell: Cell) -> Mapping[str, Any]:
+    """The verdict on the arm that is shipped.
+
+    It is the report's where that is about this arm. Else (the report judged a tree, an adaptive policy or a windowed
+    draft, which servers do not run) the same rules judge this arm against the baseline and the controls alone.
+
+    Raises:
+        NoMeasurement: a report of an earlier format that is about another arm.
+    """
+    arm = cell["arm"]
+    if report["verdict"]["arm"] in (arm, None):
+        return dict(report["verdict"])
+    if report["format"] != max(FORMATS):
+        raise NoMeasurement(f"the report's verdict is about {show.plain(report['verdict']['arm'])}; measure again")
+    cells = [
+        c | {"chain": is_chain(c)}
+        for c in report["cells"]
+        if c["arm"] == arm or not c["draft"] or is_control(c["draft"])
+    ]
+    settings, drafts = Settings.of(report["settings"]), {d["name"]: d for d in report["drafts"]}
+    sizes = {name: int(d.get("read_params") or d.get("stored_params") or 0) for name, d in drafts.items()}
+    choice = choose(cells, settings, sizes)
+    return decide(cells, choice, settings, report["counts"]["failed"], drafts)
 
 
 def policy_by_domain(report: Report, like: Cell) -> dict[str, dict[str, Any]]:
@@ -130,7 +171,7 @@ def policy_by_domain(report: Report, like: Cell) -> dict[str, dict[str, Any]]:
         tau, num_requests. Domains where nothing could be judged are left out.
     """
     best: dict[str, Cell] = {}
-    for cell in arms_of(report, like["draft"]):
+    for cell in arms_of(report, like):
         if (cell["batch"], cell["group"]) == (like["batch"], like["group"]):
             known = best.get(cell["domain"])
             if known is None or _objective(cell) > _objective(known):
@@ -141,7 +182,7 @@ def policy_by_domain(report: Report, like: Cell) -> dict[str, dict[str, Any]]:
 def policy_by_batch(report: Report, like: Cell) -> dict[int, int]:
     """The best fixed k of a draft at each batch size that was measured, in the judged domain; 0 where none pays."""
     best: dict[int, Cell] = {}
-    for cell in arms_of(report, like["draft"]):
+    for cell in arms_of(report, like):
         if (cell["domain"], cell["group"]) == (like["domain"], like["group"]):
             known = best.get(cell["batch"])
             if known is None or _objective(cell) > _objective(known):
@@ -149,12 +190,12 @@ def policy_by_batch(report: Report, like: Cell) -> dict[int, int]:
     return {batch: cell["k"] if _objective(cell) >= 1 else 0 for batch, cell in sorted(best.items())}
 
 
-def arms_of(report: Report, name: str) -> list[Cell]:
-    """Cells with figures of a draft's arms with a fixed k."""
+def arms_of(report: Report, like: Cell) -> list[Cell]:
+    """Cells with figures of a draft's arms with a fixed k, at the settings of a chosen one."""
     return [
         c
         for c in report["cells"]
-        if c["draft"] == name and c["k"] and c["status"] == "ok" and c["arm"] == arm_name(name, c["k"])
+        if c["draft"] == like["draft"] and c["status"] == "ok" and is_chain(c) and same_settings(c, like)
         if c["latency_speedup"]
     ]
 
@@ -186,7 +227,7 @@ def summary(report: Report, cell: Cell) -> dict[str, Any]:
         "speedup": {key: speed[key] for key in ("p5", "p50", "p95", "gmean", "ci_low", "ci_high")},
         "slower_frac": cell["slower_frac"],
         "objective": report["choice"]["objective"],
-        "verdict": report["verdict"]["status"],
+        "verdict": verdict_on(report, cell)["status"],
         "time": report["provenance"].get("time"),
     }
 

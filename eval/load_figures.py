@@ -12,7 +12,7 @@ from eval.anatomy import PHASE_COLOURS
 from eval.canvas import BLUE, DOMAINS, GREY, INK, MARKERS, Figure, draft_style, make_figure
 from eval.records import PHASES
 from eval.show import percent, plain
-from eval.views import Report, arm_label, draft_names, judged_cell, load_label, loads
+from eval.views import Report, arm_label, draft_names, is_chain, judged_cell, load_label, loads
 
 LINES = ("-", "--", ":", "-.")
 
@@ -124,7 +124,7 @@ def verify_surface(report: Report) -> Figure | None:
     mine = [
         c
         for c in report["cells"]
-        if c["draft"] == judged["draft"] and c["V_ms"] and c["domain"] == judged["domain"] and c["arm"] and c["k"]
+        if c["draft"] == judged["draft"] and c["V_ms"] and c["domain"] == judged["domain"] and is_chain(c)
     ]
     apart = [c for c in mine if c["group"] != "all"] or mine
     widths, times = np.array(surface["widths"]).T
@@ -135,7 +135,8 @@ def verify_surface(report: Report) -> Figure | None:
     for batch, group in seen:
         here = [c for c in apart if (c["batch"], c["group"]) == (batch, group)]
         context = float(np.mean([c["context_tok"]["p50"] + c["new_tok"]["p50"] / 2 for c in here]))
-        known = {c["k"]: c["V_ms"] for c in here}
+        # Chains of one k at several temperatures of the draft take equal passes.
+        known = {k: float(np.mean([c["V_ms"] for c in here if c["k"] == k])) for k in {c["k"] for c in here}}
         for k in range(surface["max_k"] + 1):
             fitted = float(np.interp(batch * (k + 1), widths, times)) + surface["kv_ms"] * batch * context
             table.append(
@@ -234,7 +235,7 @@ def what_if(report: Report) -> Figure | None:
     judged = judged_cell(report)
     if len(table) < 2 or judged is None:
         return None
-    _, colour_of = draft_names(report), draft_style(judged["draft"], draft_names(report))[0]
+    colour_of = draft_style(judged["draft"], draft_names(report))[0]
 
     def draw(ax: Axes) -> None:
         for y, row in enumerate(table):

@@ -152,6 +152,8 @@ def _domains(cells: Sequence[dict[str, Any]]) -> list[str]:
 def _model(report: Report) -> list[str]:
     """What-ifs, ceilings by load, the model's error and the prefix KV estimates."""
     model, lines = report["model"], []
+    if model.get("not_described"):
+        lines += ["## What if", "", f"n/a: {safe(model['not_described'], 300)}.", ""]
     asked = [w for w in model["what_if"] if w["speedup"] is not None]
     if asked:
         rows = [

@@ -223,10 +223,11 @@ class Bench:
         """One arm's pass over a set."""
         load, decoder = self.load, self.decoder(arm, batch)
         decoder.clock = self._clocks[clock]
-        by_id = {r.id: r for r in each.requests}
-        asked = [Request(r.id, r.ids, load.max_new, load.temperature) for r in each.requests]
+        by_name = {r.name: r for r in each.requests}
+        asked = [Request(name, r.ids, load.max_new, load.temperature) for name, r in by_name.items()]
         for served in serve(decoder, asked, batch, decoder.clock):
-            blank = self._blank(by_id[served.answer.request.id], arm, clock, 0, warmup)
+            request = by_name[served.answer.request.id]
+            blank = self._blank(request, arm, clock, request.repeat, warmup)
             yield _done(
                 replace(blank, batch=batch, set=each.index),
                 served.answer,

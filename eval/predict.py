@@ -13,7 +13,7 @@ from engine import costs as model
 from engine.costs import MAX_K, Costs
 from engine.surface import APART_FRAC, Surface, fit_surface
 from eval import stats
-from eval.records import BASELINE, LOOKUP, RequestRow, arm_name
+from eval.records import BASELINE, LOOKUP, RequestRow, is_chain
 from eval.speedup import pair
 
 # Fewer pairs are a measurement of noise.
@@ -37,9 +37,9 @@ class Fitted:
     draft_prefill: Mapping[str, tuple[float, float]]
 
 
-def is_chain(row: RequestRow) -> bool:
-    """Whether the row drafted k tokens in a chain every cycle, which is what the model describes."""
-    return bool(row.k) and row.draft != LOOKUP and row.arm == arm_name(row.draft, row.k)
+def modelled(row: RequestRow) -> bool:
+    """Whether the model describes the row: a draft's chain. Look-up does not always find k tokens to propose."""
+    return is_chain(row) and row.draft != LOOKUP
 
 
 def held_tok(context: float, new_tok: float) -> float:
@@ -61,8 +61,8 @@ def fit_rows(rows: Sequence[RequestRow], known: Sequence[Costs] = ()) -> Fitted:
     for load in dict.fromkeys((r.group, r.batch) for r in rows):
         here = [r for r in rows if (r.group, r.batch) == load]
         base = [r for r in here if r.arm == BASELINE]
-        for draft in dict.fromkeys(r.draft for r in here if is_chain(r)):
-            mine = [r for r in here if r.draft == draft and is_chain(r)]
+        for draft in dict.fromkeys(r.draft for r in here if modelled(r)):
+            mine = [r for r in here if r.draft == draft and modelled(r)]
             ladder = [[r for r in mine if r.k == k] for k in sorted({r.k for r in mine})]
             costs = stats.fit_costs(base, ladder, draft)
             if costs is None:
@@ -133,7 +133,7 @@ def held_out(rows: Sequence[RequestRow], known: Sequence[Costs] = ()) -> dict[st
         measured_load (the fit saw such a load); `schemes`: for each, num_cells, mean_abs_error_frac, worst_frac, and
         what it means; `bar_frac`. A scheme with nothing to hold out is left out.
     """
-    kept = [r for r in rows if is_chain(r) or r.arm == BASELINE]
+    kept = [r for r in rows if modelled(r) or r.arm == BASELINE]
     points: list[dict[str, Any]] = []
     for scheme, fold in _folds(kept).items():
         names = [f for f in dict.fromkeys(fold(r) for r in kept) if f is not None]
@@ -164,10 +164,10 @@ def error_of(held: Mapping[str, Any]) -> float | None:
 def _predict_cells(rows: Sequence[RequestRow], fitted: Fitted) -> list[dict[str, Any]]:
     """Each chain cell among the rows, predicted by a model fitted elsewhere."""
     found = []
-    for key in dict.fromkeys((r.draft, r.k, r.domain, r.group, r.batch) for r in rows if is_chain(r)):
-        draft, k, domain, group, batch = key
-        here = [r for r in rows if (r.domain, r.group, r.batch) == key[2:]]
-        mine, base = [r for r in here if r.draft == draft and r.k == k], [r for r in here if r.arm == BASELINE]
+    for key in dict.fromkeys((r.arm, r.draft, r.k, r.domain, r.group, r.batch) for r in rows if modelled(r)):
+        arm, draft, k, domain, group, batch = key
+        here = [r for r in rows if (r.domain, r.group, r.batch) == key[3:]]
+        mine, base = [r for r in here if r.arm == arm], [r for r in here if r.arm == BASELINE]
         pairs, surface = pair(base, mine), fitted.surfaces.get(draft)
         accepted = [p["c"] for p in stats.acceptance(mine, 1)["accept_by_position"] if p["c"] is not None]
         if surface is None or len(pairs) < MIN_PAIRS or not accepted:

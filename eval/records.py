@@ -69,7 +69,7 @@ class RequestRow:
         k: proposals a cycle; 0 is the baseline. The most that an adaptive policy proposes; the levels of a tree.
         batch: rows decoded together.
         context_tok, new_tok: prompt tokens; answer tokens, the first of which the prefill gave.
-        repeat, order: which repeat; running number in the run.
+        repeat, order: which repeat, at batch over 1 which time its prompt came; running number in the run.
         clock: "bare" rows give totals, "phased" rows give shares.
         warmup: excluded from every figure.
         error: None, or why there is no result; the times are then 0.
@@ -198,6 +198,11 @@ class RequestRow:
         return self.prefill_ms + self.draft_prefill_ms + self.stall_ms + self.wall_ms
 
     @property
+    def runner(self) -> str:
+        """What proposed, as the plan's costs name it."""
+        return runner_name(self.draft, self.recent)
+
+    @property
     def tpot_ms(self) -> float | None:
         """Decode time a token after the first; None for a single token."""
         return self.wall_ms / (self.new_tok - 1) if self.new_tok > 1 else None
@@ -213,6 +218,30 @@ def arm_name(draft: str, k: int) -> str:
     if k == 0:
         return BASELINE
     return f"{draft}@k{k}" if draft == LOOKUP or draft.startswith(SELF) else f"draft:{draft}@k{k}"
+
+
+def runner_name(draft: str, recent: int | None) -> str:
+    """What proposes: a draft, or the draft with a window, which has a cache and costs of its own."""
+    return draft if recent is None else f"{draft}+recent{recent}"
+
+
+def is_fixed(row: RequestRow) -> bool:
+    """Whether an arm proposes k tokens in a chain every cycle, through a window or not."""
+    return bool(row.k) and row.policy == "fixed" and not row.tree
+
+
+def is_chain(row: RequestRow) -> bool:
+    """Whether an arm proposes k tokens in a chain every cycle and sees the whole text.
+
+    The one predicate: of such rows the cost model is made, such arms stand on a line over k, and servers run them. How
+    proposals are accepted and the draft's temperature do not matter to it. Look-up counts, which may find fewer than k.
+    """
+    return is_fixed(row) and row.recent is None
+
+
+def is_control(draft: str) -> bool:
+    """Look-up and self-speculation: what no training is needed for. They are measured beside drafts."""
+    return draft == LOOKUP or draft.startswith(SELF)
 
 
 def measured(rows: Iterable[RequestRow]) -> list[RequestRow]:

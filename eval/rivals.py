@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eval.bootstrap import Floats, interval, resamples
 from eval.cells import Cell, Settings
-from eval.records import BASELINE, LOOKUP
+from eval.records import BASELINE, LOOKUP, is_control
 from eval.speedup import objective_values
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def against_lookup(
     ranking: Sequence[Candidate], arms: Sequence[str], base: Floats, gains: Floats, settings: Settings
 ) -> dict[str, Any] | None:
     """The best draft's objective over the best look-up's on the same resamples; None without either."""
-    draft = next((c for c in ranking if c.draft and c.draft != LOOKUP), None)
+    draft = next((c for c in ranking if c.draft and not is_control(c.draft)), None)
     free = next((c for c in ranking if c.draft == LOOKUP), None)
     if draft is None or free is None:
         return None
@@ -43,7 +43,7 @@ def against_lookup(
 
 def apart_from_lookup(ranking: Sequence[Candidate]) -> dict[str, Any] | None:
     """The same from two intervals alone, where nothing pairs the arms: the ratio's is then the widest there can be."""
-    draft = next((c for c in ranking if c.draft and c.draft != LOOKUP), None)
+    draft = next((c for c in ranking if c.draft and not is_control(c.draft)), None)
     free = next((c for c in ranking if c.draft == LOOKUP), None)
     if draft is None or free is None:
         return None
@@ -58,6 +58,14 @@ def apart_from_lookup(ranking: Sequence[Candidate]) -> dict[str, Any] | None:
         "high": high,
         "level": low <= 1.0 <= high,
     }
+
+
+def over_lookup(rival: Mapping[str, Any]) -> float:
+    """The draft over the best look-up: the ratio of their objectives, or its interval's low end if that is larger.
+
+    Under 1 look-up is ahead at the objective and the paired interval does not show the draft ahead.
+    """
+    return float(max(rival["value"], rival["low"]))
 
 
 def grid_regret(cells: Sequence[Cell], chosen: str, settings: Settings) -> float | None:

@@ -58,8 +58,14 @@ def tensorrt_llm(target: str, draft: str, schedule: Mapping[int, int]) -> str:
     Args:
         target, draft: folders or hub ids.
         schedule: best k by batch size; speculation is off above the largest size that was measured.
+
+    Returns:
+        the file; where no k pays at any size, a comment that says so.
     """
     longest = max(schedule.values())
+    if not longest:
+        sizes = ", ".join(map(str, schedule))
+        return f"# No k pays at the batch sizes that were measured ({sizes}): serve {target} without speculation."
     lines = [f"# trtllm-serve {target} --config speculative.yaml", "disable_overlap_scheduler: true"]
     lines += ["speculative_config:", "  decoding_type: DraftTarget", f"  max_draft_len: {longest}"]
     lines += [f"  speculative_model: {draft}"]

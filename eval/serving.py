@@ -82,7 +82,7 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
         ValueError: bad arguments; ConnectionError: a server does not answer at all.
     """
     loads = loads_of(args.concurrency, args.open_rate)
-    report = json.loads(args.report.read_text(encoding="utf-8")) if args.report else None
+    report = read_report(args.report) if args.report else None
     servers = [Server(BASELINE, args.baseline, args.baseline_model or "")] if args.baseline else []
     servers.append(Server(SPECULATIVE, args.server, args.model or ""))
     for server in servers:
@@ -120,6 +120,21 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
     return result, out
 
 
+def read_report(path: Path) -> dict[str, Any]:
+    """report.json of an evaluation.
+
+    Raises:
+        ValueError: not JSON, or no report.
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"--report {path}: not JSON ({error}); give report.json of eval.run") from error
+    if not isinstance(report, dict):
+        raise ValueError(f"--report {path}: a {type(report).__name__}, no report; give report.json of eval.run")
+    return report
+
+
 def loads_of(concurrency: str | None, open_rate: float | None) -> list[Load]:
     """The loads to measure: closed ones of 1, 4 and 16 requests when none is asked for.
 
@@ -136,27 +151,33 @@ def loads_of(concurrency: str | None, open_rate: float | None) -> list[Load]:
 
 
 def questions_of(recipe: Recipe) -> list[Question]:
-    """The prompts that eval.run measures with: the first `eval.num_requests` of each domain and context class.
+    """The prompts that eval.run measures with: the first `eval.num_requests` of each domain and class that fit.
 
     Raises:
         ValueError: none fits.
     """
-    from distill.models import load_tokenizer
+    from distill.models import load_config, load_tokenizer
     from distill.tokens import encode_prompt, with_system
     from distill.traffic import load_prompts
-    from eval.setup import group_of
+    from eval.setup import group_of, limit_of
 
-    tokenizer = load_tokenizer(recipe.target.model, recipe.target.revision, recipe.target.trust_remote_code)
-    stage, longest = recipe.eval, recipe.traffic.max_prompt_tok
+    target = recipe.target.model, recipe.target.revision, recipe.target.trust_remote_code
+    tokenizer = load_tokenizer(*target)
+    stage = recipe.eval
+    limit, why = limit_of(recipe, getattr(load_config(*target), "max_position_embeddings", None))
+    left_out = 0
     found: dict[tuple[str, str], list[Question]] = {}
     for prompt in load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains):
         num_tok = len(encode_prompt(tokenizer, list(prompt.messages), recipe.traffic.system))
         key = (prompt.domain, group_of(num_tok))
-        if num_tok <= longest and len(found.setdefault(key, [])) < stage.num_requests:
+        left_out += num_tok > limit
+        if num_tok <= limit and len(found.setdefault(key, [])) < stage.num_requests:
             messages = tuple(with_system(prompt.messages, recipe.traffic.system))
             found[key].append(Question(prompt.id, prompt.domain, key[1], num_tok, messages))
+    if left_out:
+        log.warning("%d held-out prompts left out, over %d tokens (%s)", left_out, limit, why)
     if not any(found.values()):
-        raise ValueError(f"no held-out prompt has traffic.max_prompt_tok = {longest} tokens or less; raise it")
+        raise ValueError(f"no held-out prompt has {limit} tokens or less ({why}); raise it, or give other prompts")
     return [question for cell in found.values() for question in cell]
 
 

@@ -183,6 +183,20 @@ def group_of(num_tok: int) -> str:
     return next(name for name, low, high in GROUPS if low <= num_tok < high)
 
 
+def limit_of(recipe: Recipe, positions: int | None) -> tuple[int, str]:
+    """Tokens that a prompt may have, and what says so.
+
+    Args:
+        recipe: its traffic and eval stages.
+        positions: that the target has; None is no limit.
+    """
+    longest = recipe.traffic.max_prompt_tok
+    room = longest if positions is None else positions - recipe.eval.max_new_tok
+    return min(longest, room), (
+        "traffic.max_prompt_tok" if longest <= room else "the target's positions less eval.max_new_tok"
+    )
+
+
 def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> Traffic:
     """The held-out prompts to measure with: the first `eval.num_requests` of each domain and group that fit.
 
@@ -194,17 +208,16 @@ def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: i
     Raises:
         ValueError: none is left.
     """
-    stage, longest = recipe.eval, recipe.traffic.max_prompt_tok
-    room = longest if positions is None else positions - stage.max_new_tok
+    stage = recipe.eval
+    limit, why = limit_of(recipe, positions)
     prompts = load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains)
     cells: dict[tuple[str, str], list[EvalRequest]] = {}
     spare: list[EvalRequest] = []
     left_out: dict[str, dict[str, Any]] = {}
     for prompt in prompts:
         ids = encode_prompt(tokenizer, list(prompt.messages), recipe.traffic.system)
-        if len(ids) > min(longest, room):
-            why = "traffic.max_prompt_tok" if longest <= room else "the target's positions less eval.max_new_tok"
-            entry: dict[str, Any] = {"num": 0, "limit_tok": min(longest, room), "limit": why, "ids": []}
+        if len(ids) > limit:
+            entry: dict[str, Any] = {"num": 0, "limit_tok": limit, "limit": why, "ids": []}
             entry = left_out.setdefault(prompt.domain, entry)
             entry["num"] += 1
             entry["ids"] += [prompt.id] if len(entry["ids"]) < MAX_NAMED else []
@@ -225,7 +238,7 @@ def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: i
         log.info("%s, %s: %d held-out prompts", domain, group, len(cell))
     if not cells:
         raise ValueError(
-            f"no held-out prompt of {', '.join(stage.domains)} has {min(longest, room)} tokens or less "
+            f"no held-out prompt of {', '.join(stage.domains)} has {limit} tokens or less "
             "(traffic.max_prompt_tok, and the target's positions); raise it, or give other prompts (traffic.heldout)"
         )
     # They alternate, so a machine that drifts hurts them alike.
@@ -236,7 +249,7 @@ def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: i
 def sets_of(requests: Sequence[EvalRequest], batch: int, num_sets: int) -> list[RequestSet]:
     """Sets of 2 * batch requests, `num_sets` for each domain and group, taken in turns.
 
-    Where there are too few requests they come again under another id: a row must not stay empty.
+    Where there are too few requests they come again as repeats, which count as one request: a row must not stay empty.
     """
     cells: dict[tuple[str, str], list[EvalRequest]] = {}
     for request in requests:
@@ -248,7 +261,7 @@ def sets_of(requests: Sequence[EvalRequest], batch: int, num_sets: int) -> list[
             picked = []
             for place in range(number * size, (number + 1) * size):
                 again, request = place // len(cell), cell[place % len(cell)]
-                picked.append(replace(request, id=f"{request.id}#{again + 1}") if again else request)
+                picked.append(replace(request, repeat=again))
             made.append(RequestSet(len(made), tuple(picked)))
     return made
 

@@ -169,7 +169,11 @@ def shares(rows: Sequence[RequestRow]) -> tuple[dict[str, float] | None, float |
 def clocks_differ_frac(rows: Sequence[RequestRow]) -> float | None:
     """|phased - bare| / bare of the decode time of the requests that have both; above 2% the shares are unreliable."""
     ratios = []
-    for found in by_request(rows).values():
+    # A prompt that comes again in another set meets another load.
+    here: dict[tuple[str, int], list[RequestRow]] = defaultdict(list)
+    for row in rows:
+        here[row.request_id, row.set].append(row)
+    for found in here.values():
         plain, timed = [r.wall_ms for r in bare(found)], [r.wall_ms for r in phased(found)]
         if plain and timed and min(plain) > 0:
             ratios.append(fmean(timed) / fmean(plain))
@@ -177,9 +181,12 @@ def clocks_differ_frac(rows: Sequence[RequestRow]) -> float | None:
 
 
 def noise_frac(rows: Sequence[RequestRow]) -> float | None:
-    """How far repeats of one baseline request lie apart: median of (max - min) / mean over requests; None without."""
+    """How far repeats of one baseline request lie apart: median of (max - min) / mean over requests; None without.
+
+    At batch 1 alone: repeats in a batch run beside other requests.
+    """
     spreads = []
-    for found in by_request(bare(rows)).values():
+    for found in by_request([r for r in bare(rows) if r.batch == 1]).values():
         walls = [r.wall_ms for r in found]
         if len(walls) > 1 and fmean(walls) > 0:
             spreads.append((max(walls) - min(walls)) / fmean(walls))

@@ -10,14 +10,15 @@ from engine.surface import Surface
 from eval.cells import Cell, Settings
 from eval.choice import judged_pool, rank_key
 from eval.facts import Facts
-from eval.records import ALL, LOOKUP, PHASES, arm_name
+from eval.records import ALL, LOOKUP, PHASES, SELF, arm_name, is_control
+from eval.rivals import over_lookup
 from eval.rules import RULES, apply
 
 
 def judged_arm(choice: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arm that a verdict is about: the best of drafts and self-speculation, else of look-up; None without any."""
+    """The arm that a verdict is about: the best trained draft's, without one the best control's; None without any."""
     arms = [c for c in choice["ranking"] if c["k"]]
-    return next((c for c in arms if c["draft"] != LOOKUP), arms[0] if arms else None)
+    return next((c for c in arms if not is_control(c["draft"])), arms[0] if arms else None)
 
 
 def decide(
@@ -29,7 +30,7 @@ def decide(
     surface: Surface | None = None,
     held_out_error: float | None = None,
 ) -> dict[str, Any]:
-    """The verdict on the best trained draft (on look-up when no draft was measured).
+    """The verdict on the best trained draft (on the best control, look-up or self-speculation, when none was measured).
 
     Args:
         cells: of `build_cells`.
@@ -53,7 +54,8 @@ def decide(
     if baseline is None or judged is None:
         return _insufficient(pool, baseline, settings)
     cell = next(c for c in pool if c["arm"] == judged["arm"])
-    chain = bool(cell["costs"]) and cell["draft"] != LOOKUP
+    # A tree, an adaptive policy or a window is no chain of its k on the whole draft's costs: the model has no gains.
+    chain = cell["chain"] and bool(cell["costs"]) and cell["draft"] != LOOKUP
     facts = Facts(
         cell=cell,
         baseline=baseline,
@@ -64,14 +66,14 @@ def decide(
             key=lambda c: c["context_tok"]["p50"],
         ),
         siblings=[c for c in pool if c["draft"] == cell["draft"] and c["arm"] != cell["arm"] and c["status"] == "ok"],
-        lookup=choice["lookup"] if judged["draft"] != LOOKUP else None,
+        lookup=choice["lookup"],
         value=judged["value"],
         low=judged["low"],
         num_errors=num_errors,
         domain_regret=max((d["regret"] for d in choice["by_domain"].values()), default=None),
         costs=Costs.from_json(cell["costs"]) if chain else None,
         size=(sizes or {}).get(cell["draft"], {}),
-        surface=surface,
+        surface=surface if chain else None,
         held_out_error=held_out_error,
     )
     reasons = [r for r in (apply(rule, facts) for rule in RULES) if r and (r["decides"] or not r["passed"])]
@@ -168,14 +170,16 @@ def headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], set
     what = f"{in_words(judged)}{where}: {gained.format(judged['value'])} ({interval})"
     rival = choice["lookup"]
     if go:
-        return f"Speculate with {what}." + (_level(rival) if rival and judged["draft"] != LOOKUP else "")
-    best = choice["ranking"][0]
-    if best["draft"] == LOOKUP and judged["draft"] != LOOKUP:
-        how = "is as fast" if rival and rival["level"] else "is faster"
-        return f"{in_words(best, True)} {how} ({best['value']:.2f}x) and free; the best draft was {what}."
-    if best["k"] == 0:
+        return f"Speculate with {what}.{_level(rival)}{_ahead(judged, choice)}"
+    if choice["ranking"][0]["k"] == 0:
         return f"Serve without speculation. The best was {what}."
-    return f"Do not ship yet. The best was {what}."
+    if rival and over_lookup(rival) < 1:
+        free = next(c for c in choice["ranking"] if c["arm"] == rival["arm"])
+        how = f"is faster ({free['value']:.2f}x) and free"
+        if rival["level"]:
+            how = f"is free and as fast within the interval ({free['value']:.2f}x; the draft over it {_over(rival)})"
+        return f"{in_words(free, True)} {how}; the best draft was {what}."
+    return f"Do not ship yet. The best was {what}.{_level(rival)}"
 
 
 def in_words(arm: Mapping[str, Any], begins: bool = False) -> str:
@@ -186,11 +190,29 @@ def in_words(arm: Mapping[str, Any], begins: bool = False) -> str:
     return f"{name} at k = {arm['k']}"
 
 
-def _level(rival: Mapping[str, Any]) -> str:
+def _over(rival: Mapping[str, Any]) -> str:
+    return f"{rival['value']:.2f}x, 95% interval {rival['low']:.2f} to {rival['high']:.2f}"
+
+
+def _level(rival: Mapping[str, Any] | None) -> str:
     """What must be said when a control that costs nothing can not be told from the draft."""
-    if not rival["level"]:
+    if rival is None or not rival["level"]:
         return ""
-    return f" Prompt look-up, which is free, is level with it ({rival['lookup_value']:.2f}x)."
+    ratio = f"{rival['lookup_value']:.2f}x; the draft over look-up {_over(rival)}"
+    return f" Prompt look-up, which is free, is level with it ({ratio})."
+
+
+def _own_layers(judged: Mapping[str, Any], choice: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The best arm of self-speculation, beside a draft that is judged."""
+    ranked = [] if is_control(judged["draft"]) else choice["ranking"]
+    return next((c for c in ranked if c["draft"].startswith(SELF)), None)
+
+
+def _ahead(judged: Mapping[str, Any], choice: Mapping[str, Any]) -> str:
+    own = _own_layers(judged, choice)
+    if own is None or own["value"] <= judged["value"]:
+        return ""
+    return f" Self-speculation, which needs no training, was faster ({own['value']:.2f}x)."
 
 
 def notices(judged: Mapping[str, Any], choice: Mapping[str, Any], cells: Sequence[Cell]) -> list[str]:
@@ -201,10 +223,14 @@ def notices(judged: Mapping[str, Any], choice: Mapping[str, Any], cells: Sequenc
     said = [f"The verdict rests on {num} request{'s' * (num != 1)}{of}"
             + (f"; {rest} were measured in all domains together." if rest > num else ".")]  # fmt: skip
     rival = choice["lookup"]
-    if rival and judged["draft"] != LOOKUP:
-        ratio = f"the draft over it is {rival['value']:.2f}x, 95% interval {rival['low']:.2f} to {rival['high']:.2f}"
+    if rival:
+        ratio = f"the draft over it is {_over(rival)}"
         verdict = "no difference was shown" if rival["level"] else "the difference is more than chance"
         said.append(f"Prompt look-up, the free control, gives {rival['lookup_value']:.2f}x: {ratio}; {verdict}.")
-    elif judged["draft"] != LOOKUP:
+    elif not is_control(judged["draft"]):
         said.append("Prompt look-up, the free control, was not measured.")
+    own = _own_layers(judged, choice)
+    if own is not None:
+        who = in_words(own)
+        said.append(f"Self-speculation, a control that needs no training, gives {own['value']:.2f}x ({who}).")
     return said

@@ -11,6 +11,8 @@ from eval.choice import judged_pool
 from eval.records import ALL, LOOKUP, PHASES, arm_name
 
 Report = Mapping[str, Any]
+# Settings of an arm beside draft and k, and what they are where a report does not say.
+SETTINGS: Mapping[str, Any] = {"rule": "token", "draft_temperature": None}
 
 
 def words(draft: str) -> str:
@@ -28,8 +30,14 @@ def arm_label(cell: Mapping[str, Any], limit: int = 36) -> str:
 
 
 def is_chain(cell: Mapping[str, Any]) -> bool:
-    """Whether an arm drafts a fixed k, so that it stands on a line over k."""
-    return bool(cell["k"]) and cell["arm"] == arm_name(cell["draft"], cell["k"])
+    """Whether an arm drafts a fixed k and sees the whole text (`records.is_chain`): of a cell or a ranking's entry."""
+    # Reports from before this was written down named such arms, and only them, by draft and k alone.
+    return bool(cell.get("chain", bool(cell["k"]) and cell["arm"] == arm_name(cell["draft"], cell["k"])))
+
+
+def same_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two cells accept by the same rule and draft at the same temperature: what k may be compared over."""
+    return all(one.get(name, plain) == other.get(name, plain) for name, plain in SETTINGS.items())
 
 
 def load_label(cell: Mapping[str, Any]) -> str:
@@ -89,7 +97,7 @@ def ladder(report: Report, which: str) -> list[Cell]:
         for c in report["cells"]
         if c["draft"] == judged["draft"] and c["group"] == judged["group"] and c["batch"] == judged["batch"]
     ]
-    longest = max((c for c in mine if is_chain(c)), key=lambda c: c["k"], default=judged)
+    longest = max((c for c in mine if is_chain(c) and same_settings(c, judged)), key=lambda c: c["k"], default=judged)
     arm = judged["arm"] if which == "judged" else longest["arm"]
     chosen = [c for c in mine if c["arm"] == arm and c["status"] == "ok"]
     return sorted(chosen, key=lambda c: c["domain"] == ALL)

@@ -39,7 +39,8 @@ class Question:
     def __post_init__(self) -> None:
         for name in ("draft", "verify", "sampling", "host"):
             if not 0 <= getattr(self, name) <= 100 or (name == "verify" and self.verify == 0):
-                raise ValueError(f"what-if {name}={getattr(self, name)}: a factor on time, above 0 and at most 100")
+                least = "above 0" if name == "verify" else "at least 0"
+                raise ValueError(f"what-if {name}={getattr(self, name)}: a factor on time, {least} and at most 100")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise ValueError(f"what-if alpha={self.alpha}: an acceptance lies in 0..1")
         for name, low, high in (("k", 1, MAX_K), ("context", 0, 1 << 22), ("batch", 1, 4096), ("new_tok", 2, 1 << 20)):

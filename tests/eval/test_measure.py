@@ -140,6 +140,16 @@ def test_sets_of_requests_share_rows(max_new: int) -> None:
         assert next(c for c in cells if c["arm"] == "draft:small@adaptive4")["policy"] == "adaptive, k <= 4"
 
 
+def test_a_prompt_that_comes_again_in_a_set_is_a_repeat() -> None:
+    again = tuple(EvalRequest(f"q{i % 3}", "code", "short", tuple(range(2, 9 + i % 3)), i // 3) for i in range(6))
+    rows = list(big_bench(3).measure_sets([RequestSet(0, again)], ARMS, 3, 0))
+    assert {(r.request_id, r.repeat) for r in rows} == {(f"q{i}", n) for i in range(3) for n in range(2)}
+    arm = next(c for c in build_cells(rows, None, Settings(min_requests=3, bootstrap=50)) if c["draft"] == "small")
+    assert arm["status"] == "ok" and arm["num_requests"] == 3 and len(arm["pairs"]) == 3
+    few = build_cells(rows, None, Settings(min_requests=4, bootstrap=50))
+    assert {c["status"] for c in few} == {"insufficient"}
+
+
 def test_requests_that_the_budget_does_not_take_are_left_out() -> None:
     bench = big_bench()
     rows = list(bench.measure(REQUESTS, ARMS, 1, 1, lambda request: request.id in ("r1", "r3")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from engine import costs as model
 from eval.explain import ceilings, explain, prefix_kv
-from eval.predict import error_of, fit_rows, held_out, is_chain
-from eval.records import arm_name
+from eval.predict import error_of, fit_rows, held_out, modelled
+from eval.records import arm_name, is_chain
+from eval.report import build_report, write_report
 from eval.whatif import Case, Question, ask, parse, usual
 from tests.eval.grid import device, make_grid
 from tests.eval.rows import make_row, make_run, plain
@@ -70,12 +72,26 @@ def test_a_machine_that_changes_between_cells_is_predicted_badly() -> None:
 
 def test_only_chains_are_fitted_and_predicted() -> None:
     rows = make_run(num=6, ks=(1, 3))
-    assert not [r for r in rows if is_chain(r) and r.draft == "lookup"]
+    assert not [r for r in rows if modelled(r) and r.draft == "lookup"]
     adaptive = [replace(r, arm="draft:code-5pct@adaptive3", policy="adaptive") for r in rows if r.k == 3]
     adaptive = [r for r in adaptive if r.draft == "code-5pct"]
-    assert not any(is_chain(r) for r in adaptive)
+    assert not any(modelled(r) or is_chain(r) for r in adaptive)
     kept = [r for r in rows if not r.warmup and r.error is None]
     assert {p["k"] for p in held_out(kept + adaptive)["points"]} == {1, 3}
+
+
+def test_a_chain_is_told_by_its_fields_not_by_its_name() -> None:
+    """Another rule of acceptance or temperature of the draft changes the arm's name and is a chain all the same."""
+    rows = make_grid(num=6, batches=(1,), contexts={"short": 250}, domains=("code",))
+    block = [replace(r, arm=f"{r.arm}+block", rule="block") if r.k else r for r in rows]
+    assert {p["k"] for p in held_out(block)["points"]} == {1, 2, 4}
+    assert fit_rows(block) == fit_rows(rows)
+    warm = [replace(r, arm=f"{r.arm}+t0.7", draft_temperature=0.7, cycles=r.cycles) for r in rows if r.k == 2]
+    both = held_out(rows + warm)["points"]
+    # Two arms of one k are two cells, each with its own acceptance.
+    assert sum(p["k"] == 2 for p in both) == 2 * sum(p["k"] == 1 for p in both)
+    windowed = [replace(r, arm=f"{r.arm}+recent64", recent=64) for r in rows if r.k == 2]
+    assert not any(is_chain(r) for r in windowed) and all(is_chain(r) for r in block if r.k)
 
 
 def test_one_cell_and_one_k_still_has_other_requests() -> None:
@@ -143,8 +159,8 @@ def test_questions_are_read_from_text() -> None:
         ("k=2,k=3", "'k' is given twice"),
         ("alpha=1.5", "an acceptance lies in 0..1"),
         ("alpha=nan", "an acceptance lies in 0..1"),
-        ("draft=-1", "a factor on time"),
-        ("verify=0", "a factor on time"),
+        ("draft=-1", "draft=-1.0: a factor on time, at least 0 and at most 100"),
+        ("verify=0", "verify=0.0: a factor on time, above 0 and at most 100"),
         ("k=17", "allowed are 1..16"),
         ("batch=0", "allowed are 1..4096"),
         ("", "'' is unknown"),
@@ -176,6 +192,43 @@ def test_the_usual_questions_leave_the_own_load_out() -> None:
     asked = usual(case(context=2048, batch=4))
     assert Question(context=2048) not in asked and Question(batch=4) not in asked
     assert {Question(draft=0.5), Question(alpha=0.8), Question(batch=16, context=8192)} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"policy": "adaptive"}, "adaptive, k <= 2"),
+        ({"tree": (-1, 0, 0)}, "tree of 2, depth 2"),
+        ({"recent": 64}, "chain, k = 2, last 64 tokens"),
+    ],
+)
+def test_an_arm_that_is_no_chain_is_not_answered_for(tmp_path: Path, change: dict, told: str) -> None:
+    """It is faster than every chain and judged; the surface of the whole draft's chains is not its own."""
+    rows = make_grid(num=6, batches=(1,), contexts={"short": 250}, domains=("code",), ks=(1, 2, 4))
+    other = [
+        replace(
+            r,
+            arm=f"{r.arm}?",
+            wall_ms=r.wall_ms / 2,
+            phases_ms=r.phases_ms and {n: v / 2 for n, v in r.phases_ms.items()},
+            **change,
+        )
+        for r in rows
+        if r.k == 2
+    ]
+    report = build_report(rows + other, None, {}, {"domain": "code", "bootstrap": 50})
+    assert report["verdict"]["arm"] == "draft:small@k2?"
+    model_part = report["model"]
+    assert model_part["what_if"] == [] and model_part["loads"] == [] and told in model_part["not_described"]
+    by_model = ("draft share", "a draft token's time", "speedup if every token", "share of time in which the draft")
+    for reason in report["verdict"]["reasons"]:
+        assert not reason["rule"].startswith(by_model[1:])
+        if reason["rule"].startswith(by_model[0]):
+            assert all(r["predicted_gain"] is None for r in reason["remedies"])
+    page = write_report(tmp_path, report).read_text()
+    assert "n/a: the cost model describes" in page and "n/a: the cost model" in (tmp_path / "report.md").read_text()
+    chain = build_report(rows, None, {}, {"domain": "code", "bootstrap": 50})
+    assert chain["model"]["not_described"] == "" and chain["model"]["what_if"]
 
 
 # -- the report's section --

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 from rich.console import Console
 
 from eval.definitions import DEFINITIONS
+from eval.load_figures import verify_surface
 from eval.markdown import safe
 from eval.records import RequestRow, arm_name
 from eval.report import build_report, terminal_table, write_report
 from eval.show import compact, figure, gain, interval, ms, number, percent, plain, speed
+from tests.eval.grid import make_grid
 from tests.eval.rows import SMALL, make_plan, make_row, make_run
 
 FIGURES = {
@@ -215,6 +218,28 @@ def test_markdown_and_terminal_say_the_same(written: Path) -> None:
     console.print(terminal_table(report))
     shown = console.export_text()
     assert "GO: Speculate with" in shown and "chosen" in shown
+
+
+def test_the_verify_surface_marks_whole_chains_alone() -> None:
+    """A windowed arm of the same k has a verify time of its own, which is not the chain's."""
+    rows = make_grid(num=6, batches=(1,), domains=("code",), contexts={"short": 250}, ks=(1, 2))
+    other = [
+        replace(
+            r,
+            arm=f"{r.arm}+recent64",
+            recent=64,
+            wall_ms=3 * r.wall_ms,
+            phases_ms=r.phases_ms and {name: 3 * ms for name, ms in r.phases_ms.items()},
+        )
+        for r in rows
+        if r.k == 2
+    ]
+    figures = [
+        verify_surface(build_report(given, None, {}, settings(drafts=[{"name": "small"}])))
+        for given in (rows, rows + other)
+    ]
+    plain_one, beside = ([row["measured_ms"] for row in f.table] for f in figures if f is not None)
+    assert plain_one == beside and plain_one[2] is not None
 
 
 def test_insufficient_and_empty_reports_render(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ from statistics import fmean
 
 import pytest
 
+from distill.models import load_config, load_tokenizer
+from distill.recipe import load_recipe
 from eval.client import arrivals
 from eval.counters import Counters
 from eval.served import ServedRow, build_served
 from eval.served_view import render_served
-from eval.serving import loads_of, main
+from eval.serving import loads_of, main, questions_of
+from eval.setup import requests_of
 from tests.servers import free_port, save, serve
 
 
@@ -156,6 +159,35 @@ def test_bad_arguments_are_told_before_anything_is_asked(
     assert main([recipe, *words]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert told in said and "word@" not in said
+
+
+@pytest.mark.parametrize(("text", "told"), [("[1, 2]", "a list, no report"), ("{", "not JSON"), ("{}", "has no cells")])
+def test_a_report_that_is_none_is_told(
+    tmp_path: Path, recipe: str, urls: tuple[str, str], text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    assert main([recipe, "--server", urls[0], "--report", str(path), "--out", str(tmp_path / "out")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert told in said and "Traceback" not in said and not (tmp_path / "out").exists()
+
+
+def test_prompts_beyond_the_targets_positions_are_left_out_as_eval_run_does(
+    tmp_path: Path, recipe: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    positions = load_config(str(folder)).max_position_embeddings
+    lines = [
+        {"prompt": " ".join(["apples"] * num), "id": f"p{num}", "domain": domain}
+        for domain, num in (("code", 3), ("code", positions), ("qa", 4))
+    ]
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chosen = load_recipe(recipe, (f"traffic.max_prompt_tok={16 * positions}",))
+    asked = [question.id for question in questions_of(chosen)]
+    measured = requests_of(chosen, load_tokenizer(str(folder)), positions).requests
+    assert sorted(asked) == sorted(r.id for r in measured) == ["p3", "p4"]
+    assert "1 held-out prompts left out" in caplog.text
+    with pytest.raises(ValueError, match="the target's positions less"):
+        questions_of(load_recipe(recipe, (f"eval.max_new_tok={positions - 1}", f"traffic.max_prompt_tok={positions}")))
 
 
 def test_loads() -> None:

@@ -69,8 +69,10 @@ def test_sets_are_full_even_with_few_requests() -> None:
     sets = sets_of(requests, 2, 2)
     assert [s.index for s in sets] == [0, 1, 2, 3] and all(len(s.requests) == 4 for s in sets)
     assert [r.id for r in sets[0].requests] == ["c0", "c1", "c2", "c3"]
-    assert [r.id for r in sets[2].requests] == ["c4", "c0#2", "c1#2", "c2#2"]
-    assert [r.id for r in sets[1].requests] == ["m0", "m0#2", "m0#3", "m0#4"]
+    assert [(r.id, r.repeat) for r in sets[2].requests] == [("c4", 0), ("c0", 1), ("c1", 1), ("c2", 1)]
+    assert [(r.id, r.repeat) for r in sets[1].requests] == [("m0", 0), ("m0", 1), ("m0", 2), ("m0", 3)]
+    # To the engine each time is a request of its own, with its own noise.
+    assert [r.name for r in sets[1].requests] == ["m0", "m0#2", "m0#3", "m0#4"]
     assert all(len({(r.domain, r.group) for r in s.requests}) == 1 for s in sets)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,34 @@ def test_spread_of_repeated_baselines() -> None:
     rows = [plain(3, wall_ms=w, repeat=i) for i, w in enumerate((95.0, 105.0))]
     assert stats.noise_frac(rows) == pytest.approx(0.10)
     assert stats.noise_frac(rows[:1]) is None
+    # In a batch repeats run beside other requests: their spread says nothing about the machine.
+    assert stats.noise_frac([plain(3, wall_ms=w, repeat=i, batch=4) for i, w in enumerate((95.0, 105.0))]) is None
+
+
+def test_repeats_of_a_prompt_do_not_narrow_the_interval() -> None:
+    """Four prompts, each four times in a batch: the interval is that of four requests."""
+    gains, intervals = (1.0, 1.4, 1.8, 2.4), []
+    for times in (1, 4):
+        base, arm = [], []
+        for i, gain in enumerate(gains):
+            for n in range(times):
+                common: dict[str, Any] = {"request_id": str(i), "repeat": n, "batch": 2, "prefill_ms": 0.0, "set": n}
+                base.append(plain(13, wall_ms=100.0, **common))
+                arm.append(make_row([(3, 2, 3)] * 4, wall_ms=100.0 / gain, **common))
+        pairs = pair(base, arm)
+        found = latency_speedup(pairs, "latency@p50", 500)
+        assert found is not None and len(pairs) == 4
+        intervals.append((found["ci_low"], found["ci_high"]))
+    assert intervals[0] == pytest.approx(intervals[1])
+
+
+def test_clocks_are_compared_within_a_set() -> None:
+    rows = [
+        make_row([(3, 2, 3)], wall_ms=100.0, batch=2, set=0),
+        phased_row([(3, 2, 3)], 20.0, 60.0, 12.0, 8.0, batch=2, set=0),
+        make_row([(3, 2, 3)], wall_ms=150.0, batch=2, set=1, repeat=1),
+    ]
+    assert stats.clocks_differ_frac(rows) == pytest.approx(0.0)
 
 
 def test_costs_from_rows() -> None:
@@ -317,6 +346,25 @@ def test_break_even_is_in_the_measure_of_alpha(cells: list[dict[str, Any]]) -> N
     for cell in cells:
         if cell["alpha_break_even"] is not None and abs(cell["latency_speedup"]["total"] - 1) > 0.03:
             assert (cell["alpha"] > cell["alpha_break_even"]) == (cell["latency_speedup"]["total"] > 1)
+
+
+def test_a_windowed_draft_has_its_own_costs() -> None:
+    """Its step takes half the time: so do its waste and break-even go by that step, and the plan's entry is its own."""
+    rows = measured(make_run(num=8, ks=(1, 3, 5), drafts=(SMALL,), lookup=False, noise=0.0))
+    narrow = replace(SMALL, t_ms=SMALL.t_ms / 2, d0_ms=0.25, t_eager_ms=0.9)
+    windowed = measured(make_run(num=8, ks=(1, 3, 5), drafts=(narrow,), lookup=False, noise=0.0))
+    windowed = [replace(r, arm=f"{r.arm}+recent64", recent=64) for r in windowed if r.k]
+    plan = {"costs": [SMALL.to_json(), replace(narrow, draft=f"{SMALL.draft}+recent64").to_json()]}
+    cells = build_cells([*rows, *windowed], plan, Settings(bootstrap=50))
+    for whole in (c for c in cells if c["chain"]):
+        same = (whole["k"], whole["domain"])
+        own = next(c for c in cells if c["recent"] == 64 and (c["k"], c["domain"]) == same)
+        assert whole["t_ms"] == pytest.approx(SMALL.t_ms, rel=0.02)
+        assert own["t_ms"] == pytest.approx(narrow.t_ms, rel=0.02)
+        assert own["t_eager_ms"] == 0.9 and whole["t_eager_ms"] == SMALL.t_eager_ms
+        assert own["alpha_break_even"] < whole["alpha_break_even"]
+        assert own["share"]["waste"] < whole["share"]["waste"] and own["ceiling"] is not None
+        assert own["predicted_speedup"] is None
 
 
 def test_without_a_plan_costs_come_from_the_other_domains() -> None:

@@ -165,6 +165,8 @@ def test_servers_take_the_measured_k() -> None:
     assert "max_draft_len: 3\n  speculative_model: d\n  max_concurrency: 8" in tensorrt_llm("t", "d", {1: 3, 8: 3})
     assert "max_draft_len: 3" in tensorrt_llm("t", "d", {1: 3, 4: 1, 16: 0})
     assert "draft_len_schedule: {1: 3, 4: 1, 16: 0}" in tensorrt_llm("t", "d", {1: 3, 4: 1, 16: 0})
+    nothing = tensorrt_llm("t", "d", {1: 0, 8: 0})
+    assert nothing.startswith("# No k pays at the batch sizes that were measured (1, 8)") and "max_draft" not in nothing
 
 
 def test_policies_are_of_this_draft_alone(made: Path) -> None:
