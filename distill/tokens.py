@@ -172,7 +172,10 @@ def answer_end(tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> int:
         tokenizer: the target's.
         eos: ids that end an answer; the result is one of them.
     """
-    return next((one for one in (end_of_turn(tokenizer), tokenizer.eos_token_id) if one in eos), eos[0])
+    for end in (end_of_turn(tokenizer), tokenizer.eos_token_id):
+        if end is not None and end in eos:
+            return int(end)
+    return eos[0]
 
 
 def _by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
