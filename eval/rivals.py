@@ -20,35 +20,37 @@ def against_lookup(
     ranking: Sequence[Candidate], arms: Sequence[str], base: Floats, gains: Floats, settings: Settings
 ) -> dict[str, Any] | None:
     """The best draft's objective over the best look-up's on the same resamples; None without either."""
-    draft = next((c for c in ranking if c.draft and not is_control(c.draft)), None)
-    free = next((c for c in ranking if c.draft == LOOKUP), None)
-    if draft is None or free is None:
+    if (pair := _best(ranking)) is None:
         return None
+    draft, free = pair
     index = resamples(base.size, settings.bootstrap, settings.seed)
     ours, theirs = (gains[arms.index(c.arm)] for c in (draft, free))
     ratios = objective_values(base[index], ours[index], settings.objective) / objective_values(
         base[index], theirs[index], settings.objective
     )
     low, high = interval(ratios)
-    return {
-        "arm": free.arm,
-        "draft_arm": draft.arm,
-        "lookup_value": free.value,
-        "value": draft.value / free.value,
-        "low": low,
-        "high": high,
-        "level": low <= 1.0 <= high,
-    }
+    return _beside(draft, free, low, high)
 
 
 def apart_from_lookup(ranking: Sequence[Candidate]) -> dict[str, Any] | None:
     """The same from two intervals alone, where nothing pairs the arms: the ratio's is then the widest there can be."""
-    draft = next((c for c in ranking if c.draft and not is_control(c.draft)), None)
-    free = next((c for c in ranking if c.draft == LOOKUP), None)
-    if draft is None or free is None:
+    if (pair := _best(ranking)) is None:
         return None
+    draft, free = pair
     low = (draft.low or draft.value) / (free.high or free.value)
     high = (draft.high or draft.value) / (free.low or free.value)
+    return _beside(draft, free, low, high)
+
+
+def _best(ranking: Sequence[Candidate]) -> tuple[Candidate, Candidate] | None:
+    """The best draft and the best look-up; None without either."""
+    draft = next((c for c in ranking if c.draft and not is_control(c.draft)), None)
+    free = next((c for c in ranking if c.draft == LOOKUP), None)
+    return None if draft is None or free is None else (draft, free)
+
+
+def _beside(draft: Candidate, free: Candidate, low: float, high: float) -> dict[str, Any]:
+    """The draft over look-up, with the interval of the ratio."""
     return {
         "arm": free.arm,
         "draft_arm": draft.arm,
