@@ -21,8 +21,8 @@ from eval.canvas import (
     make_figure,
 )
 from eval.records import ALL, LOOKUP
-from eval.show import plain
-from eval.views import Report, arm_label, draft_names, judged_cell, ladder, overall_cells, share_bars
+from eval.show import clocks, plain
+from eval.views import Report, arm_label, baseline_cell, draft_names, judged_cell, ladder, overall_cells, share_bars
 
 PHASE_COLOURS = {"verify": BLUE, "draft": ORANGE, "sampling": GREEN, "host": GREY}
 
@@ -63,8 +63,8 @@ def waterfall(report: Report) -> Figure | None:
 
 def phase_shares(report: Report) -> Figure | None:
     """Time of a token by phase, before and after."""
-    bars = share_bars(report)
-    if not bars:
+    bars, cell = share_bars(report), judged_cell(report) or baseline_cell(report)
+    if not bars or cell is None:
         return None
 
     def draw(ax: Axes) -> None:
@@ -88,7 +88,7 @@ def phase_shares(report: Report) -> Figure | None:
 
     caption = (
         "Decode time of one token by phase, prefill left out; percentages are shares of the arm's own decode time. "
-        "From phased rows."
+        f"From phased rows; the phase clock against the bare one, {arm_label(cell)}: {clocks(cell['clocks'])}."
     )
     return make_figure("phase_shares", "Where the time goes", caption, bars, draw, height=1.25 + 0.42 * len(bars))
 

@@ -25,6 +25,7 @@ from eval.cell_parts import (
     prefix_spread_frac,
     waterfall,
 )
+from eval.clocks import compare_clocks
 from eval.records import ALL, BASELINE, LOOKUP, RequestRow, is_chain, is_fixed
 from eval.speedup import OBJECTIVES, latency_speedup, pair
 from eval.throughput import equal_memory, memory_bytes, throughput
@@ -222,7 +223,7 @@ def _cell(
         "share": all_shares(rows, share, costs, planned),
         "prefix_kv_spread_frac": prefix_spread_frac(planned),
         "closure_frac": closure,
-        "clocks_differ_frac": stats.clocks_differ_frac(rows),
+        "clocks": compare_clocks(rows, settings.bootstrap, settings.seed),
         "noise_frac": stats.noise_frac(rows),
         "latency_speedup": speedup,
         "slower_frac": speedup["slower_frac"] if speedup else None,

@@ -14,7 +14,7 @@ from eval.records import ALL, LOOKUP, is_control
 from eval.verdict import decide
 from eval.views import Report, is_chain, same_settings
 
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
 
 
 class NoMeasurement(ValueError):

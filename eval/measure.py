@@ -1,9 +1,9 @@
 """The grid of runs: every request under every arm, paired, one prefill shared by all arms, interleaved ABBA.
 
-One pass goes through the arms forwards, the next one backwards, so a machine that drifts hurts all arms alike. One of
-the two is timed by the bare clock (totals), the other by the phase clock (shares); which comes first alternates. With
-`phased_every` over 1 the other requests take one bare pass, forwards and backwards in turn. At batch over 1 a set of
-requests takes the place of a request, and each arm reads the prompts itself, as they are admitted.
+One request goes through the arms forwards, the next one of its domain and group backwards, so a machine that drifts
+hurts all arms alike. Each arm runs under the bare clock (totals) and, every `phased_every` requests, under the phase
+clock too (shares): at once before or after, in turns, so that little but the clock differs between the two. At batch
+over 1 a set of requests takes the place of a request, and each arm reads the prompts itself, as they are admitted.
 
 An arm has one decoder for the life of the bench: graphs are captured once, and a policy remembers earlier requests, as
 it would in serving. All passes over one request start from the same memory.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +32,7 @@ from eval.decoders import EvalRequest, Load, RequestSet, build_decoder
 from eval.flow import serve
 from eval.records import BASELINE, RequestRow
 from eval.rowmake import blank_row, finished_row
+from eval.turns import Turn, next_turn
 
 __all__ = ["Bench", "EvalRequest", "Load", "RequestSet", "decode"]
 
@@ -79,22 +81,23 @@ class Bench:
             requests: the first `warmup` of them run once more in front, their rows tagged.
             arms: the baseline should be the first.
             warmup: requests that warm caches and clocks up.
-            phased_every: every so many requests one is timed by phase too.
+            phased_every: of a domain and group, every so many requests one is timed by phase too.
             takes: asked before each request; false leaves it out. None takes all.
             keeps: asked of each arm before each request; false leaves it out. None keeps all.
 
         Yields:
             rows, as they are measured.
         """
-        index = -1
-        for place, request in enumerate([*requests[:warmup], *requests]):
-            if place >= warmup and takes is not None and not takes(request):
+        for request in requests[:warmup]:
+            yield from self._request(request, arms, Turn(0, 1), True)
+        seen: Counter[tuple[str, str]] = Counter()
+        for request in requests:
+            if takes is not None and not takes(request):
                 continue
-            index += 1
-            left = arms if keeps is None or place < warmup else [arm for arm in arms if keeps(arm)]
-            if place >= warmup and self._new_shapes(1, [request], left):
-                yield from self._request(request, left, index, True, False)
-            yield from self._request(request, left, index, index < warmup, index % phased_every == 0)
+            left = arms if keeps is None else [arm for arm in arms if keeps(arm)]
+            if self._new_shapes(1, [request], left):
+                yield from self._request(request, left, Turn(1, 2), True)
+            yield from self._request(request, left, next_turn(seen, request.domain, request.group, phased_every), False)
 
     def measure_sets(
         self,
@@ -112,7 +115,7 @@ class Bench:
             arms: the baseline should be the first.
             batch: rows, 2 to those of the slabs.
             warmup: 0 leaves out the short run of the first set that warms every arm up.
-            phased_every: every so many sets one is timed by phase too.
+            phased_every: of a domain and group, every so many sets one is timed by phase too.
             takes: asked before each set; false leaves it out. None takes all.
 
         Yields:
@@ -126,16 +129,16 @@ class Bench:
                 yield from self._serve(short, arm, batch, "bare", True)
                 self._recall(arm, batch, memory)
             self.load = load
-        index = -1
+        seen: Counter[tuple[str, str]] = Counter()
         for each in sets:
             if takes is not None and not takes(each):
                 continue
-            index += 1
             memory = self._memory(arms, batch)
             if self._new_shapes(batch, each.requests, arms):
                 for arm in arms:
                     yield from self._serve(each, arm, batch, "bare", True)
-            for arm, clock in _passes(arms, index, index % phased_every == 0):
+            first = each.requests[0]
+            for arm, clock in next_turn(seen, first.domain, first.group, phased_every).passes(arms):
                 self._recall(arm, batch, memory)
                 yield from self._serve(each, arm, batch, clock, False)
 
@@ -165,9 +168,7 @@ class Bench:
         if arm in memory:
             self.decoder(arm, batch).policy = copy.deepcopy(memory[arm])
 
-    def _request(
-        self, request: EvalRequest, arms: Sequence[Arm], index: int, warmup: bool, both: bool
-    ) -> Iterator[RequestRow]:
+    def _request(self, request: EvalRequest, arms: Sequence[Arm], turn: Turn, warmup: bool) -> Iterator[RequestRow]:
         need, room = len(request.ids) + self.load.max_new, self.target.max_positions
         if need > room:
             reason = f"{len(request.ids)} prompt + {self.load.max_new} new tokens exceed the target's {room} positions"
@@ -181,8 +182,8 @@ class Bench:
             for name in dict.fromkeys(arm.runner for arm in arms if arm.runner in self.drafts)
             if len(ids) < self.drafts[name].max_positions
         }
-        runs = [(arm, clock, 0) for arm, clock in _passes(arms, index, both)]
-        if index % REPEAT_EVERY == 0:
+        runs = [(arm, clock, 0) for arm, clock in turn.passes(arms)]
+        if turn.index % REPEAT_EVERY == 0:
             runs += [(arm, "bare", 1) for arm in arms if arm.name == BASELINE]
         memory = self._memory(arms, 1)
         for arm, clock, repeat in runs:
@@ -245,14 +246,6 @@ class Bench:
         """A row with all that is known before the run."""
         self._order += 1
         return blank_row(request, arm, clock, repeat, warmup, self.target, self.load, self._order)
-
-
-def _passes(arms: Sequence[Arm], index: int, both: bool) -> list[tuple[Arm, str]]:
-    """Arm and clock of each run of one request or set."""
-    if not both:
-        return [(arm, "bare") for arm in (reversed(arms) if index % 2 else arms)]
-    first, second = ("phased", "bare") if index % 2 else ("bare", "phased")
-    return [(arm, first) for arm in arms] + [(arm, second) for arm in reversed(arms)]
 
 
 def decode(decoder: Decoder, answer: Answer, clock: Clock) -> tuple[float, dict[str, float]]:

@@ -36,7 +36,7 @@ from eval.views import (
     struck,
 )
 
-FORMAT = 2
+FORMAT = 3
 
 
 def build_report(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from eval import facts as of
+from eval.clocks import BAR_FRAC, enough_pairs_frac, surely_apart_frac
 from eval.facts import Facts, Gain, cheaper, half_of, more_accepted
 from eval.rivals import over_lookup
 
@@ -138,7 +139,12 @@ RULES: tuple[Rule, ...] = (
     Rule("spread of repeated baselines", lambda f: f.baseline["noise_frac"], "<=", 0.05,
          (Remedy("the machine is noisy: free it, or measure more repeats"),)),
     Rule("phase closure error", _cell("closure_frac"), "<=", 0.02, (Remedy("phase shares are unreliable"),)),
-    Rule("bare against phased time", _cell("clocks_differ_frac"), "<=", 0.02, (Remedy("phase shares are unreliable"),)),
+    Rule("bare against phased time, by the near end of the interval",
+         lambda f: surely_apart_frac(f.cell["clocks"]), "<=", BAR_FRAC,
+         (Remedy("phase shares are unreliable"),)),
+    Rule("requests timed by both clocks (sets, in a batch), of those needed",
+         lambda f: enough_pairs_frac(f.cell["clocks"]), ">=", 1.0,
+         (Remedy("too few to compare the clocks: lower eval.phased_every, or measure more requests (sets)"),)),
     Rule("spread of the prefix KV estimates", of.spread, "<=", 0.15,
          (Remedy("the prefix KV share is unreliable: see the three estimates side by side"),)),
     Rule("error of the predicted speedup", of.prediction_error, "<=", 0.05,

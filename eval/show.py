@@ -49,6 +49,15 @@ def interval(low: float | None, high: float | None) -> str:
     return NA if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
+def clocks(found: dict[str, Any] | None) -> str:
+    """The phase clock against the bare one: "+0.4% (-0.9% to +1.6%), 10 requests: within"."""
+    if found is None:
+        return NA
+    unit = found["unit"].removesuffix("s" * (found["num_pairs"] == 1))
+    span = f" ({found['low_frac']:+.1%} to {found['high_frac']:+.1%})" if found["low_frac"] is not None else ""
+    return f"{found['diff_frac']:+.1%}{span}, {found['num_pairs']} {unit}: {found['status']}"
+
+
 def figure(value: float, unit: str) -> str:
     """A rule's figure or threshold in its unit ("x", "%", or none)."""
     if unit == "x":

@@ -166,20 +166,6 @@ def shares(rows: Sequence[RequestRow]) -> tuple[dict[str, float] | None, float |
     return share, abs(1.0 - sum(share.values()))
 
 
-def clocks_differ_frac(rows: Sequence[RequestRow]) -> float | None:
-    """|phased - bare| / bare of the decode time of the requests that have both; above 2% the shares are unreliable."""
-    ratios = []
-    # A prompt that comes again in another set meets another load.
-    here: dict[tuple[str, int], list[RequestRow]] = defaultdict(list)
-    for row in rows:
-        here[row.request_id, row.set].append(row)
-    for found in here.values():
-        plain, timed = [r.wall_ms for r in bare(found)], [r.wall_ms for r in phased(found)]
-        if plain and timed and min(plain) > 0:
-            ratios.append(fmean(timed) / fmean(plain))
-    return abs(float(np.median(ratios)) - 1.0) if ratios else None
-
-
 def noise_frac(rows: Sequence[RequestRow]) -> float | None:
     """How far repeats of one baseline request lie apart: median of (max - min) / mean over requests; None without.
 

@@ -26,11 +26,15 @@ def rows_of(phased_every: int, requests: list[EvalRequest] = REQUESTS, warmup: i
 
 def test_every_request_runs_forwards_and_backwards_with_both_clocks() -> None:
     rows = rows_of(1)
+    orders = []
     for request in REQUESTS:
         mine = [r for r in rows if r.request_id == request.id and not r.warmup and r.repeat == 0]
-        assert [r.arm for r in mine] == [r.arm for r in reversed(mine)] and len(mine) == 6
-        for arm in ARMS:
-            assert sorted(r.clock for r in mine if r.arm == arm.name) == ["bare", "phased"]
+        # The two clocks of an arm one right after the other.
+        assert [r.arm for r in mine[::2]] == [r.arm for r in mine[1::2]] and len(mine) == 6
+        assert {(a.clock, b.clock) for a, b in zip(mine[::2], mine[1::2])} == {(mine[0].clock, mine[1].clock)}
+        orders.append(([r.arm for r in mine[::2]], mine[0].clock))
+    names = [arm.name for arm in ARMS]
+    assert orders == [(names, "bare"), (names[::-1], "bare"), (names, "phased"), (names[::-1], "phased")]
     assert {r.arm for r in rows if r.repeat} == {"baseline"}
     assert [r.order for r in rows] == list(range(1, len(rows) + 1))
     assert {r.request_id for r in rows if r.warmup} == {"r0"}
@@ -41,6 +45,14 @@ def test_with_phased_every_most_requests_take_one_bare_pass_in_turns() -> None:
     assert {r.request_id for r in rows if r.clock == "phased"} == {"r0", "r3"}
     one, two = ([r.arm for r in rows if r.request_id == name] for name in ("r1", "r2"))
     assert one == two[::-1] and len(one) == 3
+
+
+def test_every_domain_has_requests_that_are_timed_by_phase() -> None:
+    turns = [EvalRequest(f"{d}{i}", d, "short", tuple(range(3, 12))) for i in range(4) for d in ("code", "math", "qa")]
+    rows = rows_of(3, turns, 0)
+    assert {r.request_id for r in rows if r.clock == "phased"} == {
+        f"{d}{i}" for d in ("code", "math", "qa") for i in (0, 3)
+    }
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -105,7 +105,7 @@ def test_json_has_the_contract(written: Path) -> None:
         raise AssertionError(text)
 
     report = json.loads((written / "report.json").read_text(), parse_constant=refuse)
-    assert report["format"] == 2
+    assert report["format"] == 3
     assert {"device", "target", "drafts", "cells", "choice", "verdict", "provenance"} <= set(report)
     assert {"draft", "policy", "objective", "regret"} <= set(report["choice"])
     assert set(report["verdict"]) >= {"go", "reasons"}
