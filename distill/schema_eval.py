@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 from distill.fields import (
     BUNDLED_DOMAINS,
     Count,
+    Fraction,
     Length,
     Positive,
     Stage,
@@ -66,6 +67,9 @@ class Eval(Stage):
         race: drop arms that are clearly slower after a third of the requests at batch 1; the choice leaves them out.
         objective: what the choice goes by: latency@p50, latency@p95, or throughput@B.
         min_speedup: below it the verdict is no-go.
+        simulate: acceptance of the first proposal, the second given the first, ... (further ones take the last), in
+            place of the target's judgement: what the system costs, apart from a draft's quality. Nothing is released
+            by it. Empty is off.
         bootstrap: resamples of an interval.
         domains: held-out domains to measure.
     """
@@ -96,6 +100,7 @@ class Eval(Stage):
     race: bool = False
     objective: Annotated[str, AfterValidator(known_objective)] = "latency@p50"
     min_speedup: Annotated[float, Field(gt=0)] = 1.05
+    simulate: tuple[Fraction, ...] = ()
     bootstrap: Annotated[int, Field(ge=100)] = 2000
     domains: Annotated[tuple[Word, ...], Field(min_length=1), AfterValidator(distinct)] = BUNDLED_DOMAINS
 
@@ -112,5 +117,7 @@ class Eval(Stage):
                 yield "draft_temperatures", "belong to sampling; at eval.temperature = 0 the draft is greedy too"
         if self.draft_temperature in self.draft_temperatures:
             yield "draft_temperatures", f"= {list(self.draft_temperatures)} repeats eval.draft_temperature"
+        if self.simulate and self.tree_nodes is not None:
+            yield "simulate", "has no rates for the branches of a tree; set eval.tree_nodes to null"
         if self.tree_nodes is not None and 1 not in self.batches:
             yield "tree_nodes", f"= {self.tree_nodes}: trees are tried at batch 1; eval.batches = {list(self.batches)}"

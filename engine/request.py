@@ -60,6 +60,7 @@ class Answer:
         cycles: every round; the first token, which the prefill gives, belongs to none.
         finish: "eos", "length", "stop", or "" while it runs.
         hidden: the target's final hidden state before each token [H], when asked for.
+        simulated: accepted by given rates (`engine.simulate`): the tokens are not what the target says.
     """
 
     request: Request
@@ -67,6 +68,7 @@ class Answer:
     cycles: list[Cycle] = field(default_factory=list)
     finish: str = ""
     hidden: list[Tensor] = field(default_factory=list)
+    simulated: bool = False
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ def read_earlier(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"--against {path}: no report.json can be read there ({error})") from error
     if not isinstance(report, dict) or not {"cells", "verdict", "settings"} <= set(report):
         raise ValueError(f"--against {path}: no report of an evaluation; give the report.json that eval.run wrote")
+    if report.get("simulated"):
+        raise ValueError(f"--against {path}: its acceptance was simulated; give the report of a real evaluation")
     _side(report, f"--against {path}")
     return report
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distill.schema_eval import Eval
 from engine.tree import Tree
@@ -22,6 +22,7 @@ class Arm:
         tree: proposed in place of a chain; its size is in the name.
         draft_temperature: the draft's; None is what the load says.
         recent: newest tokens that the draft sees (with the first few); None is all of them.
+        simulated: accept by these rates (`engine.simulate`), which is no decoding of the target; empty is real.
     """
 
     draft: str
@@ -31,6 +32,7 @@ class Arm:
     tree: Tree | None = None
     draft_temperature: float | None = None
     recent: int | None = None
+    simulated: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -41,7 +43,8 @@ class Arm:
         name = arm_name(self.draft, self.k).removesuffix(f"k{self.k}") + size
         name += "" if self.rule == "token" else f"+{self.rule}"
         name += "" if self.draft_temperature is None else f"+t{self.draft_temperature:g}"
-        return name + ("" if self.recent is None else f"+recent{self.recent}")
+        name += "" if self.recent is None else f"+recent{self.recent}"
+        return name + (f"+simulated{'-'.join(f'{rate:g}' for rate in self.simulated)}" if self.simulated else "")
 
     @property
     def label(self) -> str:
@@ -58,6 +61,7 @@ class Arm:
         parts += [] if self.rule == "token" else [f"{self.rule} rule"]
         parts += [] if self.draft_temperature is None else [f"draft at {self.draft_temperature:g}"]
         parts += [] if self.recent is None else [f"last {self.recent} tokens"]
+        parts += [f"SIMULATED acceptance {rates_text(self.simulated)}"] if self.simulated else []
         return ", ".join(parts)
 
     @property
@@ -70,6 +74,11 @@ class Arm:
         return self.policy == "adaptive"
 
 
+def rates_text(rates: Iterable[float]) -> str:
+    """Rates of acceptance in words: "0.8, 0.6"."""
+    return ", ".join(f"{rate:g}" for rate in rates)
+
+
 def grid(stage: Eval, drafts: Iterable[str]) -> list[Arm]:
     """Every arm of an evaluation but its trees, which are chosen from measurements (`eval.trees`).
 
@@ -78,7 +87,8 @@ def grid(stage: Eval, drafts: Iterable[str]) -> list[Arm]:
         drafts: names of the drafts.
 
     Returns:
-        the baseline first; then each draft at every k, its adaptive policy, its windows, and both controls.
+        the baseline first; then each draft at every k, its adaptive policy, its windows, and both controls. With
+        simulated acceptance the controls are left out: what they propose depends on the text.
     """
     arms, most = [Arm("", 0)], max(stage.k)
     for draft in drafts:
@@ -89,6 +99,8 @@ def grid(stage: Eval, drafts: Iterable[str]) -> list[Arm]:
                 arms.append(Arm(draft, most, "adaptive", stage.rule, None, temperature))
         for recent in stage.windows:
             arms += [Arm(draft, k, rule=stage.rule, recent=recent) for k in stage.k]
+    if stage.simulate:
+        return [arms[0], *(replace(arm, simulated=stage.simulate) for arm in arms[1:])]
     if stage.lookup:
         arms.append(Arm(LOOKUP, most, rule=stage.rule))
     if stage.self_layers is not None:

@@ -9,6 +9,7 @@ from engine.costs import Costs
 from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
 from engine.policy import Adaptive
+from engine.simulate import SimulatedDecoder
 from engine.speculate import Decoder
 from engine.tree_cycle import TreeDecoder
 from engine.tree_draft import TreeDrafter
@@ -99,6 +100,10 @@ def build_decoder(
     if arm.adaptive:
         policy = Adaptive([c for c in costs if (c.draft, c.batch) == (arm.runner, batch)], arm.k)
     drafter = _drafter(arm, target, drafts, load, graph)
+    if arm.simulated:
+        assert isinstance(drafter, ModelDrafter)
+        rates = arm.simulated
+        return SimulatedDecoder(target, drafter, arm.k, rates, *common, rule=arm.rule, policy=policy, graph=graph)
     return Decoder(target, load.eos, drafter, arm.k, *common, rule=arm.rule, policy=policy, graph=graph)
 
 

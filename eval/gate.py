@@ -15,6 +15,7 @@ from eval.verdict import decide
 from eval.views import Report, is_chain, same_settings
 
 FORMATS = (1, 2, 3)
+SIMULATED = "-simulated"  # how the folders of such evaluations end
 
 
 class NoMeasurement(ValueError):
@@ -36,7 +37,8 @@ def find_report(run: Path, given: Path | None = None) -> Path:
         if not path.is_file():
             raise NoMeasurement(f"--report {given}: no report.json there")
         return path
-    found = sorted(run.glob("eval/*/report.json"), key=lambda path: (path.stat().st_mtime, path.parent.name))
+    real = (path for path in run.glob("eval/*/report.json") if not path.parent.name.endswith(SIMULATED))
+    found = sorted(real, key=lambda path: (path.stat().st_mtime, path.parent.name))
     if not found:
         raise NoMeasurement(
             f"{run}/eval holds no report.json: a release says what was measured. Measure first: "
@@ -49,7 +51,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """Reads report.json.
 
     Raises:
-        NoMeasurement: not JSON, or another format.
+        NoMeasurement: not JSON, another format, or simulated acceptance.
     """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -59,6 +61,10 @@ def read_report(path: Path) -> dict[str, Any]:
         raise NoMeasurement(f"{path}: a {type(report).__name__}, no report")
     if report.get("format") not in FORMATS:
         raise NoMeasurement(f"{path}: report format {report.get('format')!r}; this version reads {FORMATS}")
+    if report.get("simulated"):
+        raise NoMeasurement(
+            f"{path}: its acceptance was simulated: it says nothing of a draft; name another (--report)"
+        )
     return report
 
 

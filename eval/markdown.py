@@ -22,7 +22,7 @@ from eval.views import (
     struck,
 )
 
-STATUS = {"go": "GO", "no-go": "NO-GO", "insufficient": "INSUFFICIENT"}
+STATUS = {"go": "GO", "no-go": "NO-GO", "insufficient": "INSUFFICIENT", "simulated": "SIMULATED"}
 
 
 def safe(text: Any, limit: int = 120) -> str:
@@ -56,6 +56,8 @@ def render_markdown(report: Report) -> str:
         if key_figures(report)
         else []
     )
+    if report["simulated"]:
+        lines += ["## Simulated against predicted", "", *_simulated(report["simulated"])]
     lines += ["## Reasons", "", *_reasons(report)]
     tallest = verdict["tallest"]
     if tallest:
@@ -83,6 +85,20 @@ def render_markdown(report: Report) -> str:
     lines += ["## Words", "", *(f"- **{safe(term)}**: {safe(text, 300)}" for term, text in DEFINITIONS), ""]
     lines += ["## Provenance", "", *(f"- {safe(key)}: {safe(value, 200)}" for key, value in flat(report["provenance"]))]
     return "\n".join(lines) + "\n"
+
+
+def _simulated(found: dict[str, Any]) -> list[str]:
+    rows = [
+        (
+            safe(c["label"]), safe(domain_name(c["domain"])), show.number(c["context_tok"], 0), str(c["batch"]),
+            show.number(c["new_tok"], 0), str(c["num_requests"]), show.number(c["expected_tau"]), show.number(c["tau"]),
+            show.speed(c["predicted"]), show.speed(c["measured"]), show.percent(c["error_frac"], 1),
+        )
+        for c in found["cells"]
+    ]  # fmt: skip
+    head = ["arm", "domain", *LOAD, "tau by the rates", "tau", "predicted", "measured", "error"]
+    mean, bar = show.percent(found["mean_abs_error_frac"], 1), show.percent(found["bar_frac"])
+    return [*table(head, rows), f"Mean absolute error {mean}; the bar is {bar}.", ""]
 
 
 def _words(value: Any) -> str:

@@ -94,10 +94,11 @@ class Bench:
         for request in requests:
             if takes is not None and not takes(request):
                 continue
+            turn = next_turn(seen, request.domain, request.group, phased_every)
             left = arms if keeps is None else [arm for arm in arms if keeps(arm)]
             if self._new_shapes(1, [request], left):
                 yield from self._request(request, left, Turn(1, 2), True)
-            yield from self._request(request, left, next_turn(seen, request.domain, request.group, phased_every), False)
+            yield from self._request(request, left, turn, False)
 
     def measure_sets(
         self,
@@ -133,12 +134,12 @@ class Bench:
         for each in sets:
             if takes is not None and not takes(each):
                 continue
+            turn = next_turn(seen, each.requests[0].domain, each.requests[0].group, phased_every)
             memory = self._memory(arms, batch)
             if self._new_shapes(batch, each.requests, arms):
                 for arm in arms:
                     yield from self._serve(each, arm, batch, "bare", True)
-            first = each.requests[0]
-            for arm, clock in next_turn(seen, first.domain, first.group, phased_every).passes(arms):
+            for arm, clock in turn.passes(arms):
                 self._recall(arm, batch, memory)
                 yield from self._serve(each, arm, batch, clock, False)
 

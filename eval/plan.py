@@ -2,7 +2,8 @@
 
 The target is the real one; the drafts have random weights, because time does not depend on them. For each shape and k
 it prints the acceptance at which speculation breaks even, the tokens per cycle that 1.25x, 1.5x and 2x need, and the
-ceiling. plan.json goes to OUTPUT_DIR/NAME/plan.json.
+ceiling. With eval.simulate requests are decoded at that acceptance, to check what is predicted. plan.json goes to
+OUTPUT_DIR/NAME/plan.json.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rich.logging import RichHandler
 from distill.recipe import Recipe, dump, load_recipe
 from engine.costs import Costs
 from eval.plan_view import CONTEXTS, case_of_plan, load_table, tables, verdict, what_if_table
+from eval.simulated import check_table
 from eval.whatif import parse
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for table in tables(plan):
         out.print(table)
     out.print(load_table(case))
+    if plan.get("simulated"):
+        out.print(check_table(plan["simulated"]))
     if questions:
         out.print(what_if_table(case, questions))
     out.print(verdict(plan, recipe.eval.min_speedup), highlight=False)
@@ -113,6 +117,7 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
     from engine.bench import copy_bandwidth, measure_costs
     from engine.model import Runner
     from eval.setup import device_of
+    from eval.untrained import untrained
 
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
@@ -123,6 +128,7 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
     runner = Runner(target, 1, capacity)
     costs: list[Costs] = []
     shapes: list[dict[str, Any]] = []
+    simulated: dict[str, Any] | None = None
     for name, config, head_rows, rank in shapes_of(recipe, found.config):
         with torch.device(device):
             draft = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -138,6 +144,9 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
                 wide = max(contexts) + 200
                 rows = Runner(target, batch, wide), Runner(draft, batch, wide, shortlist, factors=factors)
                 costs += measure_costs(*rows, recipe.eval.k, contexts, batch, name=name)
+            if recipe.eval.simulate:
+                log.info("decoding at simulated acceptance")
+                simulated = untrained(recipe, runner, small, name, costs)
         shapes.append(
             {
                 "name": name,
@@ -158,6 +167,7 @@ def measure_plan(recipe: Recipe) -> dict[str, Any]:
         "bandwidth_bytes_per_s": copy_bandwidth(device),
         "shapes": shapes,
         "costs": [c.to_json() for c in costs],
+        "simulated": simulated,
     }
 
 

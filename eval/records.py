@@ -29,6 +29,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "dict[str, float] | None": (dict, type(None)),
     "tuple[Cycle, ...]": (list, tuple),
     "tuple[int, ...]": (list, tuple),
+    "tuple[float, ...]": (list, tuple),
     "int | None": (int, type(None)),
 }
 
@@ -86,6 +87,7 @@ class RequestRow:
         stall_ms: how long it stood still while other requests were prefilled; 0 at batch 1.
         steady_tok, steady_ms: what it emitted while no row was empty, and its share of that time: over a set they add
             up to the tokens and the length of the steady state. 0 at batch 1.
+        simulated: acceptance was simulated by these rates: the tokens are not the target's. Empty is real.
 
     Raises:
         RowError: a field that contradicts another, named with the request and arm.
@@ -129,6 +131,7 @@ class RequestRow:
     stall_ms: float = 0.0
     steady_tok: int = 0
     steady_ms: float = 0.0
+    simulated: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -145,6 +148,7 @@ class RequestRow:
                 raise RowError(f"{self._where()}: phases_ms has {name} = {value!r}; it must be a finite number")
         object.__setattr__(self, "cycles", tuple(Cycle(*cycle) for cycle in self.cycles))
         object.__setattr__(self, "tree", tuple(self.tree))
+        object.__setattr__(self, "simulated", tuple(self.simulated))
         self._check()
 
     def _where(self) -> str:
@@ -163,6 +167,10 @@ class RequestRow:
             faults.append(f"k is {self.k} but the arm is {self.arm!r}; k = 0 is the baseline, and only it")
         if self.policy not in POLICIES or self.rule not in RULES:
             faults.append(f"policy is {self.policy!r}, rule {self.rule!r}; allowed are {POLICIES} and {RULES}")
+        if not all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in self.simulated):
+            faults.append(f"simulated is {self.simulated}; every rate must lie in 0..1")
+        if self.simulated and not self.k:
+            faults.append("the baseline accepts nothing; simulated must be empty")
         if self.batch < 1:
             faults.append(f"batch is {self.batch}; it must be at least 1")
         if self.error is None:

@@ -22,6 +22,7 @@ from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
 from eval.predict import error_of
 from eval.records import RequestRow, errors, measured
+from eval.simulated import check, no_verdict, rates_of
 from eval.verdict import decide, judged_arm
 from eval.views import (
     Report,
@@ -56,6 +57,9 @@ def build_report(
 
     Returns:
         the report; JSON can hold it.
+
+    Raises:
+        ValueError: rows of real and of simulated acceptance together.
     """
     used = Settings.of(settings)
     kept = measured(rows)
@@ -73,6 +77,7 @@ def build_report(
     about = judged_arm(choice)
     mine = next((c for c in pool if about and c["arm"] == about["arm"]), None)
     modelled, fitted = explain(kept, plan, cells, mine)
+    rates = rates_of(kept)
     verdict = decide(
         cells,
         choice,
@@ -82,8 +87,11 @@ def build_report(
         fitted.surfaces.get(mine["draft"]) if mine else None,
         error_of(modelled["held_out"]),
     )
+    if rates:
+        verdict = no_verdict(verdict, rates)
     return {
         "format": FORMAT,
+        "simulated": {"accept": list(rates), **check(cells, plan)} if rates else None,
         "device": settings.get("device") or sorted({r.device for r in rows}),
         "target": settings.get("target") or {},
         "drafts": drafts or [{"name": name} for name in sorted({r.draft for r in kept if r.draft})],

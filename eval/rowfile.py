@@ -13,7 +13,7 @@ from eval.records import RequestRow, RowError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 
 
 def append_rows(path: str | Path, rows: Iterable[RequestRow]) -> None:

@@ -62,6 +62,7 @@ def blank_row(
         tree=() if arm.tree is None else arm.tree.parents,
         draft_temperature=arm.draft_temperature,
         recent=arm.recent,
+        simulated=arm.simulated,
     )
 
 

@@ -26,6 +26,7 @@ from distill.recipe import Recipe, dump, load_recipe
 from eval.against import before_after, read_earlier
 from eval.budget import Budget
 from eval.cells import Settings
+from eval.gate import SIMULATED
 from eval.race import Race
 from eval.records import BASELINE, LOOKUP, SELF
 from eval.report import build_report, terminal_table, write_report
@@ -128,7 +129,8 @@ def evaluate(
         ValueError: a draft that does not fit the target, or no held-out prompts.
     """
     if out is None:
-        out = next(iter(drafts.values())).resolve().parent / "eval" / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S") + (SIMULATED if recipe.eval.simulate else "")
+        out = next(iter(drafts.values())).resolve().parent / "eval" / name
     out.mkdir(parents=True, exist_ok=True)
     rows_path = out / "requests.jsonl"
     if rows_path.exists():

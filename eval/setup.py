@@ -131,7 +131,9 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     warps = {name: draft_warp(stage, read_draft(path).meta) for name, path in drafts.items()}
     for about in described:
         about["draft_temperature"] = warps[about["name"]].temperature
-    load = Load(stage.max_new_tok, eos, stage.temperature, stage.top_p, stage.top_k, warps, recipe.seed)
+    # What is simulated is no text, so that nothing in it ends an answer; the baseline answers as long.
+    ends = () if stage.simulate else eos
+    load = Load(stage.max_new_tok, ends, stage.temperature, stage.top_p, stage.top_k, warps, recipe.seed)
     meta = {
         "target_sha256": model_hash(folder),
         "target_params": {"stored": sizes.stored, "read": sizes.read},

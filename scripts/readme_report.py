@@ -34,6 +34,8 @@ def read_report(path: Path) -> dict[str, Any]:
     if not isinstance(report, dict) or report.get("format") != FORMAT:
         found = repr(report.get("format")) if isinstance(report, dict) else f"that of a {type(report).__name__}"
         raise ValueError(f"{path}: format is {found}; this version reads reports of format {FORMAT}")
+    if report.get("simulated"):
+        raise ValueError(f"{path}: its acceptance was simulated; give the report of a real evaluation")
     if wrong := [name for name, kind in PARTS.items() if not isinstance(report.get(name), kind)]:
         raise ValueError(f"{path}: no whole report: {', '.join(wrong)} missing or of another type; make it again")
     return report

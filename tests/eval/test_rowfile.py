@@ -24,7 +24,7 @@ def test_file_round_trip_with_any_text(tmp_path: Path) -> None:
     append_rows(path, rows[1:])
     assert read_rows(path) == rows
     assert isinstance(read_rows(path)[0].cycles[0], Cycle)
-    assert json.loads(path.read_text().split("\n")[0])["format"] == 2
+    assert json.loads(path.read_text().split("\n")[0])["format"] == 3
 
 
 def test_a_killed_run_loses_only_its_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -43,7 +43,7 @@ def test_bad_files_name_the_line(tmp_path: Path) -> None:
     good = path.read_text()
     cases = {
         "": "no whole line",
-        good.replace('"format": 2', '"format": 9'): "line 1: format is 9",
+        good.replace('"format": 3', '"format": 9'): "line 1: format is 9",
         good + "{not json}\n": "line 3: not JSON",
         good + "[1]\n": "line 3: a list",
         good.replace('"seed": 0', '"sead": 0'): r"line 2: unknown fields \['sead'\], missing \['seed'\]",
