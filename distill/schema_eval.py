@@ -16,6 +16,7 @@ from distill.fields import (
     Positive,
     Stage,
     Temperature,
+    Text,
     TopP,
     Word,
     distinct,
@@ -46,7 +47,9 @@ class Eval(Stage):
 
     Attributes:
         k: draft lengths to try.
-        policies: fixed tries every k; adaptive chooses each cycle's k from past cycles, the largest of `k` at most.
+        policies: fixed tries every k; adaptive chooses each cycle's k from past cycles, the largest of `k` at most;
+            schedule takes k by domain, context and rows from a table (`schedule`).
+        schedule: where that table is: report.json of an earlier evaluation of these drafts, or draft.json of a release.
         rule: how sampled proposals are accepted, token by token or as a block. Trees have a rule of their own.
         tree_nodes: try the best tree of at most so many proposals, where measured costs say that it wins; null is none.
         windows: recent tokens that a draft keeps (with the first 4), to try beside the draft that keeps all.
@@ -75,9 +78,10 @@ class Eval(Stage):
     """
 
     k: Annotated[tuple[Length, ...], Field(min_length=1), AfterValidator(distinct)] = (1, 2, 3, 4, 5)
-    policies: Annotated[tuple[Literal["fixed", "adaptive"], ...], Field(min_length=1), AfterValidator(distinct)] = (
-        "fixed",
-    )
+    policies: Annotated[
+        tuple[Literal["fixed", "adaptive", "schedule"], ...], Field(min_length=1), AfterValidator(distinct)
+    ] = ("fixed",)
+    schedule: Text | None = None
     rule: Literal["token", "block"] = "token"
     tree_nodes: Nodes | None = None
     windows: Annotated[tuple[Recent, ...], AfterValidator(distinct)] = ()
@@ -110,6 +114,8 @@ class Eval(Stage):
         batch = batch_of(self.objective)
         if batch is not None and batch not in self.batches:
             yield "objective", f"= {self.objective!r} asks for batch {batch}; eval.batches = {list(self.batches)}"
+        if ("schedule" in self.policies) != (self.schedule is not None):
+            yield "schedule", f"= {self.schedule!r}: the policy 'schedule' needs a table, and a table that policy"
         if self.temperature == 0:
             if self.rule == "block":
                 yield "rule", "= 'block' belongs to sampling; at eval.temperature = 0 both rules keep the same tokens"

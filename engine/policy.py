@@ -7,7 +7,7 @@ sampled (a known-wrong variant in the tests); choosing the next k by how earlier
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.cycle import MAX_K, Costs, cycle_ms
@@ -34,24 +34,30 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """k by load: the first entry (largest context, largest batch) that holds the load decides.
+    """k by kind of request and load: the first entry that holds all rows of a batch decides.
 
     Attributes:
-        table: {(context tokens, rows): k}, in the order in which it is tried; beyond all of it, k is 0.
+        table: {(kind, largest context in tokens, most rows): k}, in the order in which it is tried; "" holds any kind.
+            Beyond all of it, k is 0.
+        kinds: of requests by id; one that is not there is held by "" alone.
 
     Raises:
         ValueError: an empty table, or a k out of 0..16.
     """
 
-    table: Mapping[tuple[int, int], int]
+    table: Mapping[tuple[str, int, int], int]
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.table or not all(0 <= k <= MAX_K for k in self.table.values()):
             raise ValueError(f"schedule {dict(self.table)}: it needs an entry, and every k must be 0 to {MAX_K}")
 
     def choose(self, requests: Sequence[str], context: int) -> int:
-        fits = (k for (limit, rows), k in self.table.items() if context <= limit and len(requests) <= rows)
-        return next(fits, 0)
+        kinds = {self.kinds.get(request, "") for request in requests}
+        for (kind, limit, rows), k in self.table.items():
+            if context <= limit and len(requests) <= rows and (not kind or kinds == {kind}):
+                return k
+        return 0
 
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         """A table learns nothing."""

@@ -16,8 +16,8 @@ class Arm:
 
     Attributes:
         draft: a draft's name, "lookup", "self-N" (the target's first N layers), or "" for the baseline.
-        k: proposals a cycle; 0 is the baseline. Of the adaptive policy the largest, of a tree its depth.
-        policy: "fixed", or "adaptive" (k from past cycles).
+        k: proposals a cycle; 0 is the baseline. Of another policy the largest, of a tree its depth.
+        policy: "fixed", "adaptive" (k from past cycles), or "schedule" (k from a table by domain and load).
         rule: how samples are accepted, "token" by token or by "block".
         tree: proposed in place of a chain; its size is in the name.
         draft_temperature: the draft's; None is what the load says.
@@ -39,7 +39,8 @@ class Arm:
         """The arm in rows and reports: "draft:code@k3", "draft:code@adaptive5", "draft:code@tree8"."""
         if self.k == 0:
             return BASELINE
-        size = f"tree{self.tree.proposals}" if self.tree else f"{'adaptive' if self.adaptive else 'k'}{self.k}"
+        how = "k" if self.policy == "fixed" else self.policy
+        size = f"tree{self.tree.proposals}" if self.tree else f"{how}{self.k}"
         name = arm_name(self.draft, self.k).removesuffix(f"k{self.k}") + size
         name += "" if self.rule == "token" else f"+{self.rule}"
         name += "" if self.draft_temperature is None else f"+t{self.draft_temperature:g}"
@@ -56,7 +57,7 @@ class Arm:
             who = "look-up"
         elif who.startswith(SELF):
             who = f"first {who.removeprefix(SELF)} layers"
-        how = f"adaptive<={self.k}" if self.adaptive else f"k={self.k}"
+        how = f"k={self.k}" if self.policy == "fixed" else f"{self.policy}<={self.k}"
         parts = [f"{who} tree {self.tree.proposals}" if self.tree else f"{who} {how}"]
         parts += [] if self.rule == "token" else [f"{self.rule} rule"]
         parts += [] if self.draft_temperature is None else [f"draft at {self.draft_temperature:g}"]
@@ -87,7 +88,7 @@ def grid(stage: Eval, drafts: Iterable[str]) -> list[Arm]:
         drafts: names of the drafts.
 
     Returns:
-        the baseline first; then each draft at every k, its adaptive policy, its windows, and both controls. With
+        the baseline first; then each draft at every k, its policies, its windows, and both controls. With
         simulated acceptance the controls are left out: what they propose depends on the text.
     """
     arms, most = [Arm("", 0)], max(stage.k)
@@ -97,6 +98,8 @@ def grid(stage: Eval, drafts: Iterable[str]) -> list[Arm]:
                 arms += [Arm(draft, k, "fixed", stage.rule, None, temperature) for k in stage.k]
             if "adaptive" in stage.policies:
                 arms.append(Arm(draft, most, "adaptive", stage.rule, None, temperature))
+        if "schedule" in stage.policies:
+            arms.append(Arm(draft, most, "schedule", stage.rule))
         for recent in stage.windows:
             arms += [Arm(draft, k, rule=stage.rule, recent=recent) for k in stage.k]
     if stage.simulate:

@@ -22,7 +22,7 @@ def policy_words(one: RequestRow) -> str:
         return "no speculation"
     if one.tree:
         return f"tree of {len(one.tree) - 1}, depth {one.k}"
-    return f"chain, k = {one.k}" if one.policy == "fixed" else f"adaptive, k <= {one.k}"
+    return f"chain, k = {one.k}" if one.policy == "fixed" else f"{one.policy}, k <= {one.k}"
 
 
 def measured_verify_ms(rows: Sequence[RequestRow], share: Mapping[str, float] | None) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from engine.costs import Costs
 from engine.draft import Drafter, LookupDrafter, ModelDrafter, SelfDrafter
 from engine.model import Runner
-from engine.policy import Adaptive
+from engine.policy import Adaptive, Policy, Schedule
 from engine.simulate import SimulatedDecoder
 from engine.speculate import Decoder
 from engine.tree_cycle import TreeDecoder
@@ -78,6 +78,7 @@ def build_decoder(
     load: Load,
     graph: bool = False,
     costs: Sequence[Costs] = (),
+    schedule: Schedule | None = None,
 ) -> Decoder:
     """The decoder of an arm.
 
@@ -88,16 +89,22 @@ def build_decoder(
         load: what is decoded.
         graph: capture steps (trees and self-speculation draft eagerly all the same).
         costs: of all drafts and batches.
+        schedule: of the arm's draft.
 
     Raises:
-        ValueError: an adaptive arm without costs, or more first layers than the target has.
+        ValueError: an adaptive arm without costs, a scheduled one without its table, or more first layers than the
+            target has.
     """
     common = load.seed, load.top_k, load.top_p
     if arm.tree is not None:
         tree_drafter = TreeDrafter(drafts[arm.runner], load.seed, _warp(arm, load))
         return TreeDecoder(target, load.eos, tree_drafter, arm.tree, *common)
-    policy = None
-    if arm.adaptive:
+    policy: Policy | None = None
+    if arm.policy == "schedule":
+        if schedule is None:
+            raise ValueError(f"arm {arm.name}: no schedule was given for {arm.draft!r} (eval.schedule)")
+        policy = schedule
+    elif arm.adaptive:
         policy = Adaptive([c for c in costs if (c.draft, c.batch) == (arm.runner, batch)], arm.k)
     drafter = _drafter(arm, target, drafts, load, graph)
     if arm.simulated:

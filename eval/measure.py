@@ -24,7 +24,7 @@ from engine.cache import bucket
 from engine.clock import BareClock, Clock, phased
 from engine.costs import Costs
 from engine.model import Runner
-from engine.policy import Policy
+from engine.policy import Policy, Schedule
 from engine.request import Answer, Request
 from engine.speculate import Decoder
 from eval.arms import Arm
@@ -32,6 +32,7 @@ from eval.decoders import EvalRequest, Load, RequestSet, build_decoder
 from eval.flow import serve
 from eval.records import BASELINE, RequestRow
 from eval.rowmake import blank_row, finished_row
+from eval.schedule import Table
 from eval.turns import Turn, next_turn
 
 __all__ = ["Bench", "EvalRequest", "Load", "RequestSet", "decode"]
@@ -52,6 +53,7 @@ class Bench:
         load: the decoding settings.
         graph: capture steps as CUDA graphs (self-speculation and trees draft eagerly all the same).
         costs: measured ones, for adaptive policies; by draft, batch and context.
+        tables: of schedules, by draft; their kinds are domains.
     """
 
     target: Runner
@@ -59,6 +61,8 @@ class Bench:
     load: Load
     graph: bool = False
     costs: Sequence[Costs] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    _domains: dict[str, str] = field(default_factory=dict)
     _decoders: dict[tuple[Arm, int], Decoder] = field(default_factory=dict)
     _shapes: set[tuple[int, int]] = field(default_factory=set)
     _order: int = field(default=0)
@@ -157,7 +161,8 @@ class Bench:
         """The arm's decoder at this batch; made when it is first asked for."""
         if (arm, batch) not in self._decoders:
             here = self.target, self.drafts, self.load
-            self._decoders[arm, batch] = build_decoder(arm, batch, *here, self.graph, self.costs)
+            schedule = Schedule(self.tables[arm.draft], self._domains) if arm.draft in self.tables else None
+            self._decoders[arm, batch] = build_decoder(arm, batch, *here, self.graph, self.costs, schedule)
         return self._decoders[arm, batch]
 
     def _memory(self, arms: Sequence[Arm], batch: int) -> dict[Arm, Policy | None]:
@@ -206,10 +211,11 @@ class Bench:
 
     def _run(self, blank: RequestRow, request: EvalRequest, arm: Arm, hidden: Tensor) -> RequestRow:
         load, clock, decoder = self.load, self._clocks[blank.clock], self.decoder(arm)
+        self._domains[request.name] = request.domain
         decoder.clock = clock
         clock.totals_ms()
         start_s = time.perf_counter()
-        answer = decoder.resume(Request(request.id, request.ids, load.max_new, load.temperature), hidden)
+        answer = decoder.resume(Request(request.name, request.ids, load.max_new, load.temperature), hidden)
         wall_ms, phases = decode(decoder, answer, clock)
         return finished_row(
             blank,
@@ -225,6 +231,7 @@ class Bench:
         load, decoder = self.load, self.decoder(arm, batch)
         decoder.clock = self._clocks[clock]
         by_name = {r.name: r for r in each.requests}
+        self._domains |= {name: r.domain for name, r in by_name.items()}
         asked = [Request(name, r.ids, load.max_new, load.temperature) for name, r in by_name.items()]
         for served in serve(decoder, asked, batch, decoder.clock):
             request = by_name[served.answer.request.id]

@@ -16,7 +16,7 @@ SELF = "self-"  # and a number: that many of the target's first layers
 ALL = "all"
 PHASES = ("draft", "verify", "sampling", "host")
 CLOCKS = ("bare", "phased")
-POLICIES = ("fixed", "adaptive")
+POLICIES = ("fixed", "adaptive", "schedule")
 RULES = ("token", "block")
 # What each field may hold in JSON; a whole number is also a good float.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -61,7 +61,7 @@ class RequestRow:
         request_id, domain, group: the request; group is its context class ("short", "medium", ...).
         arm: "baseline", "draft:NAME@kN", "lookup@kN", "draft:NAME@adaptiveN", ... (see `eval.arms.Arm.name`).
         draft: draft name, "lookup", "self-N", or "" for the baseline.
-        k: proposals a cycle; 0 is the baseline. The most that an adaptive policy proposes; the levels of a tree.
+        k: proposals a cycle; 0 is the baseline. The most that another policy proposes; the levels of a tree.
         batch: rows decoded together.
         context_tok, new_tok: prompt tokens; answer tokens, the first of which the prefill gave.
         repeat, order: which repeat, at batch over 1 which time its prompt came; running number in the run.
@@ -79,7 +79,7 @@ class RequestRow:
         device, dtype, temperature, seed: what it ran on and with.
         start_s: when decoding was asked for, seconds on one clock for the run.
         label: the arm for people; "" is as good as the arm's name.
-        policy: "fixed" or "adaptive".
+        policy: "fixed", "adaptive" or "schedule".
         rule: "token" or "block".
         tree: parents of a tree's nodes; empty for a chain.
         draft_temperature, recent: the arm's own, None where it has none.

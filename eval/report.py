@@ -22,6 +22,7 @@ from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
 from eval.predict import error_of
 from eval.records import RequestRow, errors, measured
+from eval.schedule import schedules
 from eval.simulated import check, no_verdict, rates_of
 from eval.verdict import decide, judged_arm
 from eval.views import (
@@ -110,6 +111,7 @@ def build_report(
         "verdict": verdict,
         "model": modelled,
         "against": None,
+        "schedule": schedules(cells, used),
         "costs": [dict(c) for c in (plan or {}).get("costs", [])],
         "provenance": dict(provenance),
     }

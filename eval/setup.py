@@ -26,6 +26,7 @@ from engine.model import Runner
 from engine.warp import Warp
 from eval.arms import Arm
 from eval.measure import Bench, EvalRequest, Load, RequestSet
+from eval.schedule import read_schedule
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
     stage = recipe.eval
+    scheduled = None if stage.schedule is None else read_schedule(stage.schedule, list(drafts), max(stage.k))
     device, dtype, code = device_of(recipe), recipe.target.dtype, recipe.target.trust_remote_code
     graph, graph_why = graph_of(recipe, device)
     compiled = recipe.trainer.compile
@@ -146,9 +148,11 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         "eos_ids": list(eos),
         "left_out": traffic.left_out,
         "memory": memory,
+        "scheduled": None if scheduled is None else scheduled.about(r.id for r in traffic.requests),
     }
     runner = Runner(target, batch, capacity, vocab=rows, compile=compiled)
-    return Bench(runner, runners, load, graph), traffic, meta
+    tables = {} if scheduled is None else scheduled.tables
+    return Bench(runner, runners, load, graph, tables=tables), traffic, meta
 
 
 def _memory(model: PreTrainedModel, stored: int) -> dict[str, int]:

@@ -134,6 +134,7 @@ def release(args: argparse.Namespace) -> Path:
             },
             "traffic": {"domain": recipe["traffic"]["domain"], **traffic_hashes(run, recipe["traffic"]["train"])},
             "policy": policy,
+            "schedule": report.get("schedule", {}).get(name, []),
             "measured": summary(report, cell),
             "licence": {**licence.metadata(), "source": licence.source},
             "released_with": collect(recipe["seed"])["git"],

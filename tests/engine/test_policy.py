@@ -53,7 +53,7 @@ def test_greedy_text_does_not_depend_on_the_policy(draft: str, policy: str, batc
     chosen: Policy = {
         "erratic": Erratic(1),
         "adaptive": Adaptive([COSTS], 8),
-        "schedule": Schedule({(20, 3): 4, (40, 3): 1}),
+        "schedule": Schedule({("", 20, 3): 4, ("", 40, 3): 1}),
     }[policy]
     drafter = ModelDrafter(Runner(DRAFTS[draft], batch, 200))
     decoder = Decoder(Runner(TARGET, batch, 200), (), drafter, 8, policy=chosen)
@@ -156,6 +156,13 @@ def test_bad_policies_are_refused() -> None:
     with pytest.raises(ValueError, match="largest measured k"):
         Adaptive([], 1)
     with pytest.raises(ValueError, match="0 to 16"):
-        Schedule({(10, 1): 17})
-    assert Schedule({(10, 1): 3, (100, 4): 1}).choose(["a", "b"], 50) == 1
-    assert Schedule({(10, 1): 3}).choose(["a"], 11) == 0
+        Schedule({("", 10, 1): 17})
+    assert Schedule({("", 10, 1): 3, ("", 100, 4): 1}).choose(["a", "b"], 50) == 1
+    assert Schedule({("", 10, 1): 3}).choose(["a"], 11) == 0
+
+
+def test_a_schedule_tells_kinds_apart() -> None:
+    table = {("code", 100, 4): 4, ("qa", 100, 4): 0, ("", 100, 4): 1}
+    policy = Schedule(table, {"a": "code", "b": "code", "c": "qa"})
+    assert [policy.choose(rows, 50) for rows in (["a"], ["a", "b"], ["c"], ["a", "c"], ["d"])] == [4, 4, 0, 1, 1]
+    assert policy.choose(["a"], 101) == 0

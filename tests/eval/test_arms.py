@@ -14,6 +14,7 @@ def test_names_and_labels() -> None:
         Arm("", 0): ("baseline", "no speculation"),
         Arm("code", 2): ("draft:code@k2", "code k=2"),
         Arm("code", 5, "adaptive"): ("draft:code@adaptive5", "code adaptive<=5"),
+        Arm("code", 5, "schedule"): ("draft:code@schedule5", "code schedule<=5"),
         Arm("code", 2, tree=TREE): ("draft:code@tree3", "code tree 3"),
         Arm("lookup", 4): ("lookup@k4", "look-up k=4"),
         Arm("self-6", 3): ("self-6@k3", "first 6 layers k=3"),
