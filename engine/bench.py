@@ -207,7 +207,8 @@ def measure_costs(
 
     Returns:
         T, V(k) up to the largest k, the draft line d0 + k*t (least squares), sampling and host medians, three estimates
-        of the prefix KV's part of a verify pass, and the share of the copy bandwidth that a single step reaches.
+        of the prefix KV's part of a verify pass and of a draft step, and the share of the copy bandwidth that a single
+        step reaches.
     """
     ks = sorted({0, *ks})
     drafter = ModelDrafter(draft, graph=graph)
@@ -218,10 +219,16 @@ def measure_costs(
     near_zero = 16
     table = {c: cycle_times(target, drafter, ks, c, batch, rounds, graph) for c in sorted({near_zero, *contexts})}
     slope = _context_slope([(k, c, times[k]["verify"]) for c, times in table.items() for k in ks], batch)
+    # A draft step at each context; a window holds no more of it than its newest tokens.
+    steps = {c: line([(k, times[k]["draft"]) for k in ks if k])[0] for c, times in table.items()}
+    most = max(contexts) if draft.slab.ring is None else draft.slab.ring.recent
+    step_slope = line([(min(c, most), step) for c, step in steps.items()])[0] / batch
+    draft_kv_bytes = kv_bytes_per_token(draft.config, draft.dtype)
     found = []
     for context in contexts:
         times = table[context]
         t_ms, d0_ms = line([(k, times[k]["draft"]) for k in ks if k])
+        held = min(context, most) * batch
         eager = cycle_times(target, ModelDrafter(draft), ks[1:], context, batch, rounds) if graph else times
         kv_bytes = kv_bytes_per_token(target.config, target.dtype) * context * batch
         drafting = [times[k] for k in ks if k] or [times[0]]
@@ -243,6 +250,11 @@ def measure_costs(
                     "fit": max(0.0, slope * context * batch),
                     "difference": statistics.median(times[k]["verify"] - table[near_zero][k]["verify"] for k in ks),
                     "bandwidth": 1e3 * kv_bytes / bandwidth,
+                },
+                draft_prefix_kv_ms={
+                    "fit": step_slope * held,
+                    "difference": steps[context] - steps[near_zero],
+                    "bandwidth": 1e3 * draft_kv_bytes * held / bandwidth,
                 },
                 bandwidth_frac=(target.weight_bytes + kv_bytes) / (times[0]["verify"] / 1e3) / bandwidth,
             )

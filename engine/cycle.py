@@ -35,6 +35,7 @@ class Costs:
         draft: whose t this is; a plan may hold several.
         t_eager_ms, t_graph_ms: t in each mode; None where it was not measured (graph: no CUDA).
         prefix_kv_ms: the part of one verify pass that reads the prefix KV, by way of estimating it.
+        draft_prefix_kv_ms: the same part of one draft step.
         bandwidth_frac: (weights + KV bytes of one target pass) / its time / measured copy bandwidth.
 
     Raises:
@@ -55,6 +56,7 @@ class Costs:
     t_graph_ms: float | None = None
     prefix_kv_ms: dict[str, float] | None = None
     bandwidth_frac: float | None = None
+    draft_prefix_kv_ms: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.T_ms) and self.T_ms > 0):

@@ -48,6 +48,13 @@ def eager_ms(one: RequestRow, planned: Costs | None, costs: Costs | None) -> flo
     return costs.t_ms if costs and one.draft != LOOKUP and not captured else None
 
 
+def launch_bound_frac(planned: Costs | None) -> float | None:
+    """1 - t_graph / t_eager: what a captured graph saves of a draft step; None where either is not known."""
+    if planned is None or not planned.t_eager_ms or planned.t_graph_ms is None:
+        return None
+    return 1 - planned.t_graph_ms / planned.t_eager_ms
+
+
 def limits(one: RequestRow, costs: Costs | None, request: Cell, speedup: Cell | None) -> Cell:
     """s, ceiling, realised part and break-even acceptance, from this cell's own costs."""
     if costs is None:

@@ -3,86 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from distill.schema_eval import batch_of
 from eval.bootstrap import Floats, interval, resamples
+from eval.candidates import TIE_RULE, Candidate, rank, shown
 from eval.cells import Cell, Settings, overall
 from eval.records import ALL, BASELINE, is_control
 from eval.rivals import against_lookup, apart_from_lookup, by_load, grid_regret
 from eval.speedup import objective_values
 
-# Arms whose objective is within this of the best are a tie.
-TIE_FRAC = 0.005
-TIE_RULE = (
-    f"arms within {TIE_FRAC:.1%} of the best are tied; of these the lowest p95 end-to-end time wins, then the fewest "
-    "parameters read per drafted token, then the smaller k, then the name"
-)
 RANK_KEYS = {
     "latency@p50": "median over requests of paired end-to-end speedup",
     "latency@p95": "p95 end-to-end time of the baseline over that of the arm",
 }
 # An arm with fewer of the requests than this part of the most measured one was dropped early and can not be chosen.
 MIN_COVER_FRAC = 0.5
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """An arm as the choice sees it.
-
-    Attributes:
-        value, low, high: the objective and its 95% interval.
-        e2e_p95_ms: p95 over requests of end-to-end time.
-        size: parameters read per drafted token; 0 for look-up and the baseline.
-        alpha, tau: acceptance, shown and never ranked by.
-        label: the arm in words, where the rows have one.
-        chain: k proposals in a chain every cycle, the whole text seen (`records.is_chain`).
-        ttft_ms, tpot_ms, e2e_ms: p50 and p95 over the arm's requests.
-        slower_frac: requests that it made slower.
-        throughput_speedup, tok_s: tokens a second over the baseline's, and as they are.
-        load: context, batch, answer length and requests that the figures are of.
-    """
-
-    arm: str
-    draft: str
-    k: int
-    value: float
-    e2e_p95_ms: float
-    size: int = 0
-    low: float | None = None
-    high: float | None = None
-    alpha: float | None = None
-    tau: float | None = None
-    label: str = ""
-    chain: bool = False
-    ttft_ms: dict[str, float] | None = None
-    tpot_ms: dict[str, float] | None = None
-    e2e_ms: dict[str, float] | None = None
-    slower_frac: float | None = None
-    throughput_speedup: float | None = None
-    tok_s: float | None = None
-    load: dict[str, Any] | None = None
-
-
-def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Best first, by the objective; ties by TIE_RULE.
-
-    Args:
-        candidates: the baseline (value 1) among them.
-
-    Returns:
-        all of them; only the first is decided by the tie rule, the rest follow by value.
-    """
-    if not candidates:
-        return []
-    best = max(c.value for c in candidates)
-    tied = [c for c in candidates if c.value >= best * (1 - TIE_FRAC)]
-    first = min(tied, key=lambda c: (c.e2e_p95_ms, c.size, c.k, c.arm))
-    rest = [c for c in candidates if c is not first]
-    return [first, *sorted(rest, key=lambda c: (-c.value, c.e2e_p95_ms, c.size, c.k, c.arm))]
 
 
 def rank_key(objective: str) -> str:
@@ -186,25 +125,6 @@ def _common(cells: Sequence[Cell]) -> tuple[Floats, Floats]:
     return base, np.array([[t[i]["speedup"] for i in ids] for t in tables])
 
 
-def _shown(cell: Cell | None) -> dict[str, Any]:
-    """What a table shows beside the ranking's own figures."""
-    if cell is None or cell["status"] != "ok":
-        return {}
-    load = {
-        "context_tok": cell["context_tok"]["p50"],
-        "batch": cell["batch"],
-        "new_tok": cell["new_tok"]["p50"],
-        "num_requests": cell["num_requests"],
-    }
-    return {
-        "label": cell.get("label") or "",
-        "chain": cell["chain"],
-        **{name: cell[name] for name in ("ttft_ms", "tpot_ms", "e2e_ms", "slower_frac", "throughput_speedup")},
-        "tok_s": cell["throughput_tok_s"],
-        "load": load,
-    }
-
-
 def _candidates(
     cells: Sequence[Cell],
     plain: Cell | None,
@@ -216,7 +136,7 @@ def _candidates(
     """Every arm on the common requests, the baseline included."""
     index = resamples(base.size, settings.bootstrap, settings.seed)
     slow_base = float(np.percentile(base, 95))
-    found = [Candidate(BASELINE, "", 0, 1.0, slow_base, 0, 1.0, 1.0, **_shown(plain))]
+    found = [Candidate(BASELINE, "", 0, 1.0, slow_base, 0, 1.0, 1.0, **shown(plain))]
     for cell, gain in zip(cells, gains):
         value = float(objective_values(base, gain, settings.objective))
         low, high = interval(objective_values(base[index], gain[index], settings.objective))
@@ -224,7 +144,7 @@ def _candidates(
         size = sizes.get(cell["draft"], 0)
         alpha, tau = cell["alpha"], cell["tau"]
         about = (cell["arm"], cell["draft"], cell["k"], value, slow, size, low, high, alpha, tau)
-        found.append(Candidate(*about, **_shown(cell)))
+        found.append(Candidate(*about, **shown(cell)))
     return found
 
 
@@ -233,14 +153,14 @@ def _by_throughput(
 ) -> list[Candidate]:
     """Every arm by its tokens a second over the baseline's at one batch, which its interval over sets goes with."""
     slow = plain["e2e_ms"]["p95"] if plain and plain["e2e_ms"] else float(np.percentile(base, 95))
-    found = [Candidate(BASELINE, "", 0, 1.0, slow, 0, 1.0, 1.0, **_shown(plain))]
+    found = [Candidate(BASELINE, "", 0, 1.0, slow, 0, 1.0, 1.0, **shown(plain))]
     for cell in cells:
         if cell["throughput_speedup"] is None or not cell["e2e_ms"]:
             continue
         low, high = cell.get("throughput_ci") or (None, None)
         size, slow = sizes.get(cell["draft"], 0), cell["e2e_ms"]["p95"]
         about = (cell["arm"], cell["draft"], cell["k"], cell["throughput_speedup"], slow, size, low, high)
-        found.append(Candidate(*about, cell["alpha"], cell["tau"], **_shown(cell)))
+        found.append(Candidate(*about, cell["alpha"], cell["tau"], **shown(cell)))
     return found
 
 
@@ -292,6 +212,9 @@ def _by_domain(
             "k": ranking[0].k,
             "label": ranking[0].label,
             "value": ranking[0].value,
+            "throughput_speedup": ranking[0].throughput_speedup,
+            "equal_memory": ranking[0].equal_memory,
+            "load": ranking[0].load,
             "chosen_value": common.value,
             "regret": max(0.0, 1 - common.value / ranking[0].value),
             "num_requests": int(base.size),

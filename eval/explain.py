@@ -72,36 +72,45 @@ def set_prefix_shares(cells: Sequence[Cell], fitted: Fitted, known: Sequence[Cos
 
 
 def prefix_kv(costs: Sequence[Costs]) -> list[dict[str, Any]]:
-    """The estimates of a verify pass's prefix KV time side by side.
+    """The estimates of prefix KV time side by side: of a verify pass, and of one step of the draft.
 
     Args:
         costs: of the plan.
 
     Returns:
-        for each measured load: draft, context, batch, the estimates in ms (`fit`: c2 * sum(ctx); `difference`: V(ctx) -
-        V(ctx -> 0); `bandwidth`: KV bytes over copy bandwidth), their `median_ms`, `share_of_verify_frac`,
-        `spread_frac` ((max - min) / median) and `reliable` (spread within SPREAD_BAR_FRAC).
+        for each measured load and `of` ("verify pass" or "draft step"): draft, context, batch, the estimates in ms
+        (`fit`: c2 * sum(ctx); `difference`: the time at this context less that at an empty cache; `bandwidth`: KV bytes
+        over copy bandwidth), their `median_ms`, its `share_frac` of the pass or step, `spread_frac` ((max - min) /
+        median) and `reliable` (spread within SPREAD_BAR_FRAC).
     """
-    found = []
-    for c in costs:
-        if not c.prefix_kv_ms:
-            continue
-        values = list(c.prefix_kv_ms.values())
-        middle = median(values)
-        spread = (max(values) - min(values)) / middle if len(values) > 1 and middle > 0 else None
-        found.append(
-            {
-                "draft": c.draft,
-                "context": c.context,
-                "batch": c.batch,
-                **{f"{name}_ms": c.prefix_kv_ms.get(name) for name in ("fit", "difference", "bandwidth")},
-                "median_ms": middle,
-                "share_of_verify_frac": max(0.0, middle) / median(c.V_ms.values()),
-                "spread_frac": spread,
-                "reliable": spread is not None and spread <= SPREAD_BAR_FRAC,
-            }
+    return [
+        _estimates(c, of, kv, whole)
+        for of, estimates in (
+            ("verify pass", lambda c: (c.prefix_kv_ms, median(c.V_ms.values()))),
+            ("draft step", lambda c: (c.draft_prefix_kv_ms, c.t_ms)),
         )
-    return found
+        for c in costs
+        for kv, whole in [estimates(c)]
+        if kv
+    ]
+
+
+def _estimates(costs: Costs, of: str, kv: Mapping[str, float], whole_ms: float) -> dict[str, Any]:
+    """One line of `prefix_kv`."""
+    values = list(kv.values())
+    middle = median(values)
+    spread = (max(values) - min(values)) / middle if len(values) > 1 and middle > 0 else None
+    return {
+        "of": of,
+        "draft": costs.draft,
+        "context": costs.context,
+        "batch": costs.batch,
+        **{f"{name}_ms": kv.get(name) for name in ("fit", "difference", "bandwidth")},
+        "median_ms": middle,
+        "share_frac": max(0.0, middle) / whole_ms if whole_ms else None,
+        "spread_frac": spread,
+        "reliable": spread is not None and spread <= SPREAD_BAR_FRAC,
+    }
 
 
 def ceilings(case: Case) -> list[dict[str, Any]]:

@@ -191,8 +191,7 @@ def windowed(facts: Facts) -> float | None:
 
 def launch_bound(facts: Facts) -> float | None:
     """1 - t_graph / t_eager."""
-    eager, graph = facts.cell["t_eager_ms"], facts.cell["t_graph_ms"]
-    return 1 - graph / eager if eager and graph else None
+    return facts.cell["launch_bound_frac"]
 
 
 def draft_prefix(facts: Facts) -> float | None:

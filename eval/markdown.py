@@ -14,6 +14,7 @@ from eval.views import (
     arm_label,
     domain_name,
     flat,
+    headroom,
     key_figures,
     ladder,
     loads,
@@ -49,7 +50,9 @@ def render_markdown(report: Report) -> str:
     lines += [*(f"- {safe(notice, 400)}" for notice in verdict["notices"]), ""] if verdict["notices"] else []
     target = report["target"]
     name = target.get("name", "") if isinstance(target, dict) else target
-    load = f"{report['counts']['requests']} requests"
+    load = f"{report['counts']['requests']} requests measured"
+    if verdict["arm"]:
+        load = f"verdict on {verdict['num_requests']} of {load}"
     lines += [" · ".join(x for x in (safe(name), safe(show.plain(_words(report["device"]))), load) if x), ""]
     lines += (
         table(["figure", "value", ""], [(safe(a), safe(b), safe(c)) for a, b, c in key_figures(report)])
@@ -73,6 +76,12 @@ def render_markdown(report: Report) -> str:
     bars = share_bars(report)
     if bars:
         lines += ["## Where the time goes", "", *_shares(bars)]
+    rooms = headroom(report)
+    if rooms:
+        rows = [(r["phase"], show.ms(r["ms_per_tok"]), show.percent(r["share"], 1), show.speed(r["headroom"]))
+                for r in rooms]  # fmt: skip
+        head = ["of the judged arm", "ms a token", "share", "decoding would be faster without it by"]
+        lines += table(head, rows)
     if report["against"]:
         lines += ["## Before and after", "", safe(report["against"]["sentence"], 600), ""]
     lines += _model(report)
@@ -119,7 +128,8 @@ def _reasons(report: Report) -> list[str]:
 
 
 LOAD = ("prompt", "batch", "answer", "requests")
-STORIES = ("latency", "95% interval", "slower", "throughput", "tok/s", "TTFT p50/p95", "TPOT p50/p95", "E2E p50/p95")
+TIMES = ("TTFT p50/p95", "TPOT p50/p95", "E2E p50/p95")
+STORIES = ("latency", "95% interval", "slower", "throughput", "at equal memory", "tok/s", *TIMES)
 
 
 def _two(times: dict[str, float] | None) -> str:
@@ -140,7 +150,8 @@ def _ranking(report: Report) -> list[str]:
                 safe(arm_label(c)) + mark, show.number(load["context_tok"], 0), show.number(load["batch"], 0),
                 show.number(load["new_tok"], 0), show.number(load["num_requests"], 0), show.speed(c["value"]),
                 show.interval(c["low"], c["high"]) if c["k"] else "", show.percent(c["slower_frac"]) if c["k"] else "",
-                show.speed(c["throughput_speedup"]) if c["k"] else "1.00x", show.number(c["tok_s"], 1), *_times(c),
+                show.speed(c["throughput_speedup"]) if c["k"] else "1.00x",
+                show.equal_memory(c["equal_memory"]) if c["k"] else "1.00x", show.number(c["tok_s"], 1), *_times(c),
                 show.number(c["alpha"]), show.number(c["tau"]),
             )
         )  # fmt: skip
@@ -157,7 +168,8 @@ def _domains(cells: Sequence[dict[str, Any]]) -> list[str]:
                 safe(where), show.number(c["context_tok"]["p50"], 0), str(c["batch"]),
                 show.number(c["new_tok"]["p50"], 0), str(c["num_requests"]), show.speed(s["p50"]),
                 show.interval(s["ci_low"], s["ci_high"]), show.percent(c["slower_frac"]),
-                show.speed(c["throughput_speedup"]), show.number(c["throughput_tok_s"], 1), *_times(c),
+                show.speed(c["throughput_speedup"]), show.equal_memory(c["throughput_speedup_equal_memory"]),
+                show.number(c["throughput_tok_s"], 1), *_times(c),
                 show.number(c["alpha"]), show.number(c["tau"]), show.number(c["alpha_break_even"]),
                 show.speed(c["ceiling"]), show.speed(c["predicted_speedup"]),
             )
@@ -200,14 +212,14 @@ def _model(report: Report) -> list[str]:
     if model["prefix_kv"]:
         three = [
             (
-                safe(p["draft"], 36), show.number(p["context"]), str(p["batch"]), show.ms(p["fit_ms"]),
-                show.ms(p["difference_ms"]), show.ms(p["bandwidth_ms"]), show.percent(p["share_of_verify_frac"], 1),
+                p["of"], safe(p["draft"], 36), show.number(p["context"]), str(p["batch"]), show.ms(p["fit_ms"]),
+                show.ms(p["difference_ms"]), show.ms(p["bandwidth_ms"]), show.percent(p["share_frac"], 1),
                 show.percent(p["spread_frac"]), "agree" if p["reliable"] else "**differ**",
             )
             for p in model["prefix_kv"]
         ]  # fmt: skip
-        head = ["draft", "context", "batch", "c2 x tokens, ms", "difference, ms", "bytes, ms", "of verify", "spread"]
-        lines += ["## Prefix KV, three ways", "", *table([*head, "15% bar"], three)]
+        head = ["of one", "draft", "context", "batch", "c2 x tokens, ms", "difference, ms", "bytes, ms", "share"]
+        lines += ["## Prefix KV, three ways", "", *table([*head, "spread", "15% bar"], three)]
     return lines
 
 

@@ -31,10 +31,13 @@ from eval.views import (
     baseline_cell,
     domain_name,
     flat,
+    headroom,
     judged_cell,
     key_figures,
+    ladder,
     notes,
     ordered_cells,
+    shift,
     struck,
 )
 
@@ -180,6 +183,9 @@ def render_page(report: Report, figures: Sequence[Figure]) -> str:
         choice=report["choice"],
         judged=judged_cell(report),
         baseline=baseline_cell(report),
+        domain_cells=[c for c in ladder(report, "judged") if c["latency_speedup"]],
+        headroom=headroom(report),
+        shift=shift(report),
         key_figures=key_figures(report),
         notes=notes(report),
         cells=ordered_cells(report),
@@ -210,17 +216,25 @@ def terminal_table(report: Report) -> Table:
     title = Text(f"{STATUS[verdict['status']]}: {show.plain(verdict['headline'], 400)}", style="bold")
     table = Table(title=title, title_justify="left")
     table.add_column("arm", overflow="fold")
-    for name in ("speedup", "95% interval", "p95 request ms", "alpha", "tau", ""):
+    for name in ("speedup", "95% interval", "tok/s", "equal memory", "p95 ms", "alpha", "tau", ""):
         table.add_column(name, justify="right")
     for c in choice["ranking"]:
         cells = (
             show.plain(arm_label(c), 48),
             show.speed(c["value"]),
             show.interval(c["low"], c["high"]) if c["k"] else "",
+            show.speed(c["throughput_speedup"]) if c["k"] else "1.00x",
+            show.equal_memory(c["equal_memory"]) if c["k"] else "1.00x",
             show.ms(c["e2e_p95_ms"]),
             show.number(c["alpha"]),
             show.number(c["tau"]),
             "chosen" if c["arm"] == choice["arm"] else "",
         )
         table.add_row(*(Text(cell) for cell in cells))
+    load = next((c["load"] for c in choice["ranking"] if c["load"]), None)
+    if load:
+        table.caption = (
+            f"batch {load['batch']}, prompts of {load['context_tok']:,.0f}, answers of {load['new_tok']:,.0f} tokens, "
+            f"{load['num_requests']} requests; tok/s over the baseline's, as it is and with as much memory"
+        )
     return table

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from eval.bootstrap import Floats, interval, resamples
+from eval.candidates import Candidate
 from eval.cells import Cell, Settings
 from eval.records import BASELINE, LOOKUP, is_control
 from eval.speedup import objective_values
-
-if TYPE_CHECKING:
-    from eval.choice import Candidate
 
 
 def against_lookup(
@@ -120,7 +118,9 @@ def by_load(cells: Sequence[Cell], domain: str, chosen: str, settings: Settings)
         def name(cell: Cell, value: float | None) -> dict[str, Any]:
             pays = value is not None and value >= 1.0
             kept = {n: cell[n] for n in ("arm", "draft", "k")} | {"label": cell.get("label") or ""}
-            return {**(kept if pays else {"arm": BASELINE, "draft": "", "k": 0, "label": ""}), "value": value}
+            same = cell["throughput_speedup_equal_memory"]
+            shown = kept if pays else {"arm": BASELINE, "draft": "", "k": 0, "label": ""}
+            return {**shown, "value": value, "equal_memory": same if pays else None}
 
         found.append(
             {
@@ -134,6 +134,7 @@ def by_load(cells: Sequence[Cell], domain: str, chosen: str, settings: Settings)
                 "throughput": name(wide, wide["throughput_speedup"]),
                 "chosen_latency": mine["latency_speedup"]["p50"] if mine else None,
                 "chosen_throughput": mine["throughput_speedup"] if mine else None,
+                "chosen_equal_memory": mine["throughput_speedup_equal_memory"] if mine else None,
                 "objective": settings.objective,
             }
         )

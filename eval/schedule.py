@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from distill.schema_eval import batch_of
+from eval.candidates import TIE_FRAC
 from eval.cells import Cell, Settings
 from eval.records import ALL, is_control
 
 # (domain, largest context in tokens, most rows) -> k, as `engine.policy.Schedule` takes it; "" is any domain.
 Table = dict[tuple[str, int, int], int]
 Entry = dict[str, Any]
-# Of two draft lengths whose objectives are this near, the smaller one is taken.
-TIE_FRAC = 0.005
 # The longest measured context holds for as much again, as the cost model does; beyond it speculation is off.
 BEYOND = 2
 

@@ -49,6 +49,13 @@ def interval(low: float | None, high: float | None) -> str:
     return NA if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
+def equal_memory(found: dict[str, Any] | None) -> str:
+    """Throughput over a baseline of equal memory, with its rows: "1.12x (3.0 rows)"."""
+    if found is None:
+        return NA
+    return f"{speed(found['speedup'])} ({found['rows']:.1f} row{'s' * (found['rows'] != 1)})"
+
+
 def clocks(found: dict[str, Any] | None) -> str:
     """The phase clock against the bare one: "+0.4% (-0.9% to +1.6%), 10 requests: within"."""
     if found is None:

@@ -126,6 +126,40 @@ def share_bars(report: Report) -> list[dict[str, Any]]:
     return bars
 
 
+def headroom(report: Report) -> list[dict[str, Any]]:
+    """The judged arm's decode time by part, the largest first: ms a token, share, and 1 / (1 - share).
+
+    Prefix KV (inside verify) and waste are cross-cuts: they stand last and are not added to the phases.
+    """
+    cell = judged_cell(report)
+    if cell is None or not cell["share"]:
+        return []
+    phases = sorted(PHASES, key=lambda name: -cell["share"][name])
+    crosscuts = [("prefix_kv", "prefix KV, inside verify"), ("waste", "waste on rejected tokens, across")]
+    return [
+        {
+            "phase": label,
+            "share": share,
+            "ms_per_tok": share * cell["decode_ms_per_tok"],
+            "headroom": 1 / (1 - share) if share < 1 else None,
+        }
+        for name, label in [*((name, name) for name in phases), *crosscuts]
+        if (share := cell["share"][name]) is not None
+    ]
+
+
+def shift(report: Report) -> str:
+    """How far acceptance falls from the training domain to the worst; "" where one of them was not measured."""
+    apart = [c for c in ladder(report, "judged") if c["domain"] != ALL and c["alpha"] is not None]
+    here = next((c for c in apart if c["domain"] == report["settings"]["domain"]), None)
+    worst = min(apart, key=lambda c: c["alpha"], default=None)
+    if here is None or worst is None or worst is here:
+        return ""
+    figures = [f"{show.number(c['alpha'])} (tau {show.number(c['tau'])}) on {show.plain(c['domain'], 30)}"
+               for c in (here, worst)]  # fmt: skip
+    return f"Shift: alpha is {figures[0]}, which the draft was trained on, and {figures[1]}, the worst."
+
+
 def domain_name(name: str) -> str:
     """A domain in a table."""
     return "all domains" if name == ALL else name
@@ -171,13 +205,26 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
         ("p95 request time", f"{show.ms(entry['e2e_p95_ms'])} ms", f"baseline {show.ms(plain['e2e_p95_ms'])} ms"),
         ("Requests made slower", show.percent(cell["slower_frac"]), f"of {cell['num_requests']}"),
         ("Tokens a cycle, tau", show.number(cell["tau"]), f"at most {cell['k'] + 1}"),
-        ("Acceptance, alpha", show.number(cell["alpha"]), f"break-even {show.number(cell['alpha_break_even'])}"),
+        ("Acceptance, alpha", show.number(cell["alpha"]), _margin(cell)),
+        ("Throughput speedup", show.speed(cell["throughput_speedup"]), _memory(cell)),
         ("Ceiling here", show.speed(cell["ceiling"]), _realised(cell["realised_frac"])),
     ]
     if "stored_params" in size:
         note = f"{show.compact(size.get('read_params'))} read a token"
         figures.append(("Draft parameters", show.compact(size["stored_params"]), note))
     return figures
+
+
+def _margin(cell: Mapping[str, Any]) -> str:
+    """Break-even, and how far acceptance lies above it."""
+    even, alpha = cell["alpha_break_even"], cell["alpha"]
+    above = f", margin {alpha - even:+.2f}" if even is not None and alpha is not None else ""
+    return f"break-even {show.number(even)}{above}"
+
+
+def _memory(cell: Mapping[str, Any]) -> str:
+    """Throughput at equal memory, with the batch."""
+    return f"batch {cell['batch']}; at equal memory {show.equal_memory(cell['throughput_speedup_equal_memory'])}"
 
 
 def _realised(frac: float | None) -> str:

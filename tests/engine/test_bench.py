@@ -21,6 +21,7 @@ def test_costs_of_a_pair() -> None:
         assert sorted(c.V_ms) == [0, 1, 2, 3, 4]
         assert c.T_ms > 0 and c.t_ms > 0 and c.H_ms >= 0 and c.t_graph_ms is None
         assert set(c.prefix_kv_ms or {}) == {"fit", "difference", "bandwidth"}
+        assert set(c.draft_prefix_kv_ms or {}) == {"fit", "difference", "bandwidth"}
         assert 0 < (c.bandwidth_frac or 0) < 1.5
 
 

@@ -249,7 +249,11 @@ def test_prefix_kv_three_ways_with_the_flag() -> None:
     assert (one["fit_ms"], one["difference_ms"], one["bandwidth_ms"], one["median_ms"]) == (1.0, 1.1, 0.98, 1.0)
     assert one["spread_frac"] == pytest.approx(0.12) and one["reliable"]
     assert two["spread_frac"] == pytest.approx(0.9) and not two["reliable"]
-    assert one["share_of_verify_frac"] == pytest.approx(1.0 / sorted(near.V_ms.values())[2], rel=0.05)
+    assert one["share_frac"] == pytest.approx(1.0 / sorted(near.V_ms.values())[2], rel=0.05)
+    drafting = replace(near, draft_prefix_kv_ms={"fit": 0.2, "difference": 0.25, "bandwidth": 0.21})
+    verify, step = prefix_kv([drafting])
+    assert (verify["of"], step["of"]) == ("verify pass", "draft step") and step["median_ms"] == 0.21
+    assert step["share_frac"] == pytest.approx(0.21 / near.t_ms) and not step["reliable"]
 
 
 def test_prefix_share_of_a_context_that_the_plan_did_not_see_comes_from_the_rows() -> None:

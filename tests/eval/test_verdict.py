@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from engine.costs import Costs
+from eval.candidates import TIE_RULE, Candidate, rank
 from eval.cells import Settings, build_cells
-from eval.choice import RANK_KEYS, TIE_RULE, Candidate, choose, rank
+from eval.choice import RANK_KEYS, choose
 from eval.records import RequestRow, measured
 from eval.report import build_report
 from eval.rules import RULES
