@@ -23,9 +23,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from distill.provenance import collect
 from distill.recipe import Recipe, dump, load_recipe
+from distill.track import TrackError
 from eval.against import before_after, read_earlier
 from eval.budget import Budget
 from eval.cells import Settings
+from eval.copies import copy_report
 from eval.gate import SIMULATED
 from eval.race import Race
 from eval.records import BASELINE, LOOKUP, SELF
@@ -161,6 +163,10 @@ def evaluate(
             # Hours of rows are worth a report without this one figure.
             log.warning("no before and after: %s", fault)
     write_report(out, report)
+    try:
+        copy_report(recipe.track, out, run, report)
+    except TrackError as fault:
+        log.warning("no copy in W&B: %s", fault)
     return report, out
 
 
