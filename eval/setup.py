@@ -10,21 +10,20 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.recipe import Recipe
 from distill.schema import Eval
-from distill.shape import draft_size
 from distill.tokens import encode_prompt, eos_ids
 from distill.traffic import load_prompts
 from engine.bench import copy_bandwidth, measure_costs
-from engine.cache import kv_bytes_per_token
 from engine.costs import Costs
 from engine.model import Runner
 from engine.warp import Warp
 from eval.arms import Arm
+from eval.inventory import about_draft, memory_of
 from eval.measure import Bench, EvalRequest, Load, RequestSet
 from eval.schedule import read_schedule
 
@@ -93,7 +92,7 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     batch, capacity = max(stage.batches), capacity_of(stage, traffic.requests, target.config)
     runners, described = {}, []
     sizes = param_counts(target)
-    memory = {"": _memory(target, sizes.stored)}
+    memory = {"": memory_of(target, sizes.stored)}
     for name, path in drafts.items():
         verify_draft(path, load_tokenizer(str(path)), tokenizer, rows)
         draft = read_draft(path)
@@ -109,26 +108,9 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
                 recent=arm.recent,
                 factors=draft.factors,
             )
-        count = draft_size(
-            model.config,
-            None if draft.shortlist is None else draft.shortlist.numel(),
-            None if draft.factors is None else draft.factors[1].shape[0],
-        )
-        memory[name] = _memory(model, count.stored)
-        described.append(
-            {
-                "name": name,
-                "stored_params": count.stored,
-                "read_params": count.read,
-                "stored_frac": count.stored / sizes.stored,
-                "read_frac": count.read / sizes.read,
-                "layers": model.config.num_hidden_layers,
-                "hidden_size": model.config.hidden_size,
-                "head_rows": rows if draft.shortlist is None else draft.shortlist.numel(),
-                "trained_on": draft.meta.get("traffic"),
-                "weights_sha256": draft.meta.get("weights_sha256"),
-            }
-        )
+        about = about_draft(name, model, draft, sizes, rows)
+        memory[name] = memory_of(model, about["stored_params"])
+        described.append(about)
     eos = eos_ids(target.config, target.generation_config, tokenizer)
     warps = {name: draft_warp(stage, read_draft(path).meta) for name, path in drafts.items()}
     for about in described:
@@ -153,14 +135,6 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     runner = Runner(target, batch, capacity, vocab=rows, compile=compiled)
     tables = {} if scheduled is None else scheduled.tables
     return Bench(runner, runners, load, graph, tables=tables), traffic, meta
-
-
-def _memory(model: PreTrainedModel, stored: int) -> dict[str, int]:
-    """Bytes of the weights and of a token's KV."""
-    return {
-        "weights": stored * model.dtype.itemsize,
-        "kv_per_tok": kv_bytes_per_token(model.config, model.dtype),
-    }
 
 
 def capacity_of(stage: Eval, requests: Sequence[EvalRequest], config: PreTrainedConfig) -> int:

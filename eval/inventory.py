@@ -1,0 +1,73 @@
+"""What a report says of a draft before anything is measured: sizes, memory, what training found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from distill.checkpoint import Draft
+from distill.models import SizeCount
+from distill.shape import draft_size
+from engine.cache import kv_bytes_per_token
+
+# Names of validation's figures in draft.json, and what they are: teacher-forced acceptance.
+FORCED = {"alpha": "argmax_match", "overlap": "sum_min_pq"}
+
+
+def memory_of(model: PreTrainedModel, stored: int) -> dict[str, int]:
+    """Bytes of the weights and of a token's KV.
+
+    Args:
+        model: target or draft.
+        stored: its parameters.
+    """
+    return {
+        "weights": stored * model.dtype.itemsize,
+        "kv_per_tok": kv_bytes_per_token(model.config, model.dtype),
+    }
+
+
+def about_draft(name: str, model: PreTrainedModel, draft: Draft, target: SizeCount, rows: int) -> dict[str, Any]:
+    """A draft's entry in a report.
+
+    Args:
+        name: in the report.
+        model, draft: its model and folder.
+        target: the target's sizes.
+        rows: of the target's head.
+    """
+    count = draft_size(
+        model.config,
+        None if draft.shortlist is None else draft.shortlist.numel(),
+        None if draft.factors is None else draft.factors[1].shape[0],
+    )
+    return {
+        "name": name,
+        "stored_params": count.stored,
+        "read_params": count.read,
+        "stored_frac": count.stored / target.stored,
+        "read_frac": count.read / target.read,
+        "layers": model.config.num_hidden_layers,
+        "hidden_size": model.config.hidden_size,
+        "head_rows": rows if draft.shortlist is None else draft.shortlist.numel(),
+        "trained_on": draft.meta.get("traffic"),
+        "teacher_forced_alpha": teacher_forced(draft.meta.get("metrics") or {}),
+        "weights_sha256": draft.meta.get("weights_sha256"),
+    }
+
+
+def teacher_forced(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Acceptance along the target's own text, by domain, as validation found it at the end of training.
+
+    Args:
+        metrics: of draft.json: "val/DOMAIN/alpha" is the share of positions where both say the same token,
+            "val/DOMAIN/overlap" the mean of sum min(p, q).
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in metrics.items():
+        parts = key.split("/")
+        if len(parts) == 3 and parts[0] == "val" and parts[2] in FORCED:
+            found.setdefault(parts[1], {})[FORCED[parts[2]]] = value
+    return found
