@@ -50,10 +50,12 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def equal_memory(found: dict[str, Any] | None) -> str:
-    """Throughput over a baseline of equal memory, with its rows: "1.12x (3.0 rows)"."""
+    """Throughput over a baseline of equal memory, with its rows: "1.12x (3.0 rows)", "≤ 0.90x (9.0 rows)"."""
     if found is None:
         return NA
-    return f"{speed(found['speedup'])} ({found['rows']:.1f} row{'s' * (found['rows'] != 1)})"
+    most = found.get("at_most")
+    ratio = speed(found["speedup"]) if most is None else f"≤ {speed(most)}"
+    return f"{ratio} ({found['rows']:.1f} row{'s' * (found['rows'] != 1)})"
 
 
 def clocks(found: dict[str, Any] | None) -> str:

@@ -97,8 +97,9 @@ def equal_memory(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) ->
         cells: all of them; the baseline's at other batches say what more rows give.
 
     Returns:
-        {rows, speedup}: the baseline's rows, and the ratio by a line between measured batches (None where the rows lie
-        beyond the largest measured batch); None where memory or throughput is not known.
+        {rows, speedup, at_most}: the baseline's rows, and the ratio by a line between measured batches; where the rows
+        lie beyond the largest measured batch None, and in its place the ratio at that batch, which more rows do not
+        raise. None where memory or throughput is not known.
     """
     same = [c for c in cells if not c["k"] and (c["domain"], c["group"]) == (cell["domain"], cell["group"])]
     here = next((c for c in same if c["batch"] == cell["batch"]), None)
@@ -110,7 +111,12 @@ def equal_memory(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) ->
     points = sorted((c["batch"], c["throughput_tok_s"]) for c in same if c.get("throughput_tok_s"))
     known = points and points[0][0] <= rows <= points[-1][0]
     base_speed = float(np.interp(rows, [b for b, _ in points], [v for _, v in points])) if known else None
-    return {"rows": rows, "speedup": speed / base_speed if base_speed else None}
+    beyond = bool(points) and rows > points[-1][0]
+    return {
+        "rows": rows,
+        "speedup": speed / base_speed if base_speed else None,
+        "at_most": speed / points[-1][1] if beyond else None,
+    }
 
 
 def _tok_s(rows: Sequence[RequestRow]) -> float | None:

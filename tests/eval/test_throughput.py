@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from eval import show
 from eval.cells import Settings, build_cells
 from eval.records import RequestRow
 from eval.throughput import equal_memory, memory_bytes, throughput
@@ -65,9 +66,12 @@ def test_equal_memory_reads_between_measured_batches_only() -> None:
         }
 
     arm, base = cell(2, 4, 90.0, 1700.0), [cell(0, 4, 60.0, 1400.0), cell(0, 8, 80.0, 1800.0)]
-    assert equal_memory(arm, [arm, *base]) == {"rows": 7.0, "speedup": pytest.approx(90 / 75)}
-    assert equal_memory(arm, [arm, base[0]]) == {"rows": 7.0, "speedup": None}
+    assert equal_memory(arm, [arm, *base]) == {"rows": 7.0, "speedup": pytest.approx(90 / 75), "at_most": None}
+    assert equal_memory(arm, [arm, base[0]]) == {"rows": 7.0, "speedup": None, "at_most": 90 / 60}
     assert equal_memory(base[0], base) is None
+    assert show.equal_memory(equal_memory(arm, [arm, *base])) == "1.20x (7.0 rows)"
+    assert show.equal_memory(equal_memory(arm, [arm, base[0]])) == "≤ 1.50x (7.0 rows)"
+    assert show.equal_memory(None) == "n/a"
 
 
 def test_cells_carry_it_with_a_throughput_objective() -> None:
