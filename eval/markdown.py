@@ -8,6 +8,7 @@ from typing import Any
 
 from eval import show
 from eval.definitions import DEFINITIONS
+from eval.notes import notes
 from eval.records import ALL
 from eval.views import (
     Report,
@@ -18,7 +19,7 @@ from eval.views import (
     key_figures,
     ladder,
     loads,
-    notes,
+    schedule,
     share_bars,
     struck,
 )
@@ -73,6 +74,10 @@ def render_markdown(report: Report) -> str:
     apart = [c for c in loads(report, verdict["arm"]) if c["latency_speedup"]]
     if len(apart) > 1:
         lines += ["## By load", "", *_domains(apart)]
+    planned = schedule(report)
+    if planned:
+        head = ["domain", "context up to", "batch", "k", "speedup", "95% interval", "requests"]
+        lines += ["## k by domain and load", "", *table(head, [[safe(x) for x in row] for row in planned])]
     bars = share_bars(report)
     if bars:
         lines += ["## Where the time goes", "", *_shares(bars)]

@@ -20,6 +20,7 @@ from eval.definitions import DEFINITIONS
 from eval.explain import explain
 from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
+from eval.notes import notes
 from eval.predict import error_of
 from eval.records import RequestRow, errors, measured
 from eval.schedule import schedules
@@ -35,8 +36,8 @@ from eval.views import (
     judged_cell,
     key_figures,
     ladder,
-    notes,
     ordered_cells,
+    schedule,
     shift,
     struck,
 )
@@ -186,6 +187,7 @@ def render_page(report: Report, figures: Sequence[Figure]) -> str:
         domain_cells=[c for c in ladder(report, "judged") if c["latency_speedup"]],
         headroom=headroom(report),
         shift=shift(report),
+        schedule=schedule(report),
         key_figures=key_figures(report),
         notes=notes(report),
         cells=ordered_cells(report),

@@ -126,6 +126,25 @@ def share_bars(report: Report) -> list[dict[str, Any]]:
     return bars
 
 
+def schedule(report: Report) -> list[tuple[str, ...]]:
+    """The judged draft's k by domain and load as rows of text; empty where there is only one load."""
+    judged = judged_cell(report)
+    entries = report["schedule"].get(judged["draft"], []) if judged else []
+    rows = [
+        (
+            e["domain"] or "any other, or mixed",
+            f"{e['context_tok']:,}",
+            str(e["batch"]),
+            str(e["k"] or "off"),
+            show.speed(e["value"]) if e["k"] else f"best k: {show.speed(e['value'])}",
+            show.interval(e["low"], e["high"]),
+            str(e["num_requests"]),
+        )
+        for e in entries
+    ]
+    return rows if len({row[:3] for row in rows if row[0] != "any other, or mixed"}) > 1 else []
+
+
 def headroom(report: Report) -> list[dict[str, Any]]:
     """The judged arm's decode time by part, the largest first: ms a token, share, and 1 / (1 - share).
 
@@ -231,49 +250,6 @@ def _realised(frac: float | None) -> str:
     return (
         "none of its gain realised" if frac is not None and frac <= 0 else f"{show.percent(frac)} of its gain realised"
     )
-
-
-def notes(report: Report) -> list[str]:
-    """Sentences about the choice that the ranking alone does not say."""
-    choice = report["choice"]
-    if choice["arm"] is None:
-        return []
-    chosen = "no speculation" if not choice["k"] else arm_label(choice)
-    said = []
-    if choice["domain"] not in (None, ALL):
-        said.append(f"Judged on {choice['domain']}, which the draft is for; the other domains show what a shift costs.")
-    said += [f"Chosen: {chosen}, by {choice['rank_key']}. Ties: {choice['tie_rule']}."]
-    if choice["held_out"] is not None:
-        said.append(
-            f"Chosen on one part of the requests and valued on the rest it gives {show.speed(choice['held_out'])}; "
-            f"expected regret {show.percent(choice['regret'], 1)}."
-        )
-    best, longest = choice["acceptance_best"], choice["longest_accepted"]
-    # Against another k of the same draft alpha says nothing: it falls with k.
-    mine = next(c for c in choice["ranking"] if c["arm"] == choice["arm"])
-    rivals: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
-    if best and choice["k"] and best["draft"] != choice["draft"] and (best["alpha"] or 0) > (mine["alpha"] or 0):
-        rivals.setdefault(best["arm"], (best, []))[1].append("the highest acceptance")
-    if longest and (longest["tau"] or 0) > (mine["tau"] or 1):
-        rivals.setdefault(longest["arm"], (longest, []))[1].append("the most tokens a cycle")
-    for other, what in rivals.values():
-        acceptance = f"alpha {show.number(other['alpha'])}, tau {show.number(other['tau'])}"
-        end = f"still ends at {show.speed(other['value'])}: acceptance does not decide"
-        said.append(f"{arm_label(other)} has {' and '.join(what)} ({acceptance}) and {end}.")
-    if choice["grid_regret"] is not None:
-        said.append(
-            f"Against the best arm of the whole grid, each rival on the requests that it shares with the choice, the "
-            f"choice loses {show.percent(choice['grid_regret'], 1)}."
-        )
-    scheduled = report["settings"].get("scheduled")
-    if scheduled and scheduled["shared_requests"]:
-        said.append(
-            f"The schedule was made of {scheduled['shared_requests']} of the requests that it is measured on here: its "
-            "figure flatters it. Make it of others."
-        )
-    if choice["left_out"]:
-        said.append(f"Not compared, too few requests: {', '.join(choice['left_out'])}.")
-    return said
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:

@@ -36,7 +36,7 @@ def test_tables_stand_between_the_markers(tmp_path: Path, text: str) -> None:
         ("", "not JSON"),
         ("[1]", "format is that of a list"),
         ('{"format": 99}', "format is 99"),
-        ('{"format": 2}', "no whole report: counts, errors"),
+        ('{"format": 3}', "no whole report: counts, errors"),
         ("cut", "not JSON, or cut"),
     ],
 )

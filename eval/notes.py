@@ -1,0 +1,58 @@
+"""Sentences about the choice that the ranking alone does not say. Reads report.json's dict only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eval import show
+from eval.records import ALL
+from eval.views import Report, arm_label
+
+
+def notes(report: Report) -> list[str]:
+    """Sentences about the choice that the ranking alone does not say."""
+    choice = report["choice"]
+    if choice["arm"] is None:
+        return []
+    chosen = "no speculation" if not choice["k"] else arm_label(choice)
+    said = []
+    if choice["domain"] not in (None, ALL):
+        said.append(f"Judged on {choice['domain']}, which the draft is for; the other domains show what a shift costs.")
+    said += [f"Chosen: {chosen}, by {choice['rank_key']}. Ties: {choice['tie_rule']}."]
+    if choice["held_out"] is not None:
+        said.append(
+            f"Chosen on one part of the requests and valued on the rest it gives {show.speed(choice['held_out'])}; "
+            f"expected regret {show.percent(choice['regret'], 1)}."
+        )
+    best, longest = choice["acceptance_best"], choice["longest_accepted"]
+    # Against another k of the same draft alpha says nothing: it falls with k.
+    mine = next(c for c in choice["ranking"] if c["arm"] == choice["arm"])
+    rivals: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+    if best and choice["k"] and best["draft"] != choice["draft"] and (best["alpha"] or 0) > (mine["alpha"] or 0):
+        rivals.setdefault(best["arm"], (best, []))[1].append("the highest acceptance")
+    if longest and (longest["tau"] or 0) > (mine["tau"] or 1):
+        rivals.setdefault(longest["arm"], (longest, []))[1].append("the most tokens a cycle")
+    for other, what in rivals.values():
+        acceptance = f"alpha {show.number(other['alpha'])}, tau {show.number(other['tau'])}"
+        end = f"still ends at {show.speed(other['value'])}: acceptance does not decide"
+        said.append(f"{arm_label(other)} has {' and '.join(what)} ({acceptance}) and {end}.")
+    if choice["grid_regret"] is not None:
+        said.append(
+            f"Against the best arm of the whole grid, each rival on the requests that it shares with the choice, the "
+            f"choice loses {show.percent(choice['grid_regret'], 1)}."
+        )
+    scheduled = report["settings"].get("scheduled")
+    if scheduled and scheduled["shared_requests"]:
+        said.append(
+            f"The schedule was made of {scheduled['shared_requests']} of the requests that it is measured on here: its "
+            "figure flatters it. Make it of others."
+        )
+    for domain, left in (report["settings"].get("left_out") or {}).items():
+        said.append(
+            f"Left out, as they do not fit: {left['num']} held-out prompt{'s' * (left['num'] != 1)} of "
+            f"{show.plain(domain, 30)} over {left['limit_tok']:,} tokens ({left['limit']})."
+        )
+    if choice["left_out"]:
+        said.append(f"Not compared, too few requests: {', '.join(choice['left_out'])}.")
+    return said
