@@ -63,9 +63,9 @@ def test_answers_are_marked_and_end_by_length_alone() -> None:
 def test_a_policy_learns_the_given_rates() -> None:
     costs = Costs(10.0, {k: 10.0 + 0.1 * k for k in range(5)}, 1.0, context=16)
     policy = Adaptive([costs], 4)
-    target, draft = Runner(TARGET, 1, 400), Runner(DRAFTS["noise"], 1, 400)
+    target, draft = Runner(TARGET, 1, 256), Runner(DRAFTS["noise"], 1, 256)
     decoder = SimulatedDecoder(target, ModelDrafter(draft), 4, (0.9,), policy=policy)
-    list(decoder.run([Request("r0", tuple(range(3, 9)), 300)]))
+    list(decoder.run([Request("r0", tuple(range(3, 9)), 240)]))
     assert policy.acceptance("other")[0] == pytest.approx(0.9, abs=0.12)
 
 
