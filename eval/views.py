@@ -130,7 +130,7 @@ def schedule(report: Report) -> list[tuple[str, ...]]:
     """The judged draft's k by domain and load as rows of text; empty where there is only one load."""
     judged = judged_cell(report)
     entries = report["schedule"].get(judged["draft"], []) if judged else []
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             e["domain"] or "any other, or mixed",
             f"{e['context_tok']:,}",
