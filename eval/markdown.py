@@ -76,8 +76,8 @@ def render_markdown(report: Report) -> str:
         lines += ["## By load", "", *_domains(apart)]
     planned = schedule(report)
     if planned:
-        head = ["domain", "context up to", "batch", "k", "speedup", "95% interval", "requests"]
-        lines += ["## k by domain and load", "", *table(head, [[safe(x) for x in row] for row in planned])]
+        rows_of = [[safe(x) for x in row] for row in planned]
+        lines += ["## k by domain and load", "", *table(rows_of[0], rows_of[1:])]
     bars = share_bars(report)
     if bars:
         lines += ["## Where the time goes", "", *_shares(bars)]

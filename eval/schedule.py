@@ -16,7 +16,8 @@ from eval.records import ALL, is_control
 # (domain, largest context in tokens, most rows) -> k, as `engine.policy.Schedule` takes it; "" is any domain.
 Table = dict[tuple[str, int, int], int]
 Entry = dict[str, Any]
-# The longest measured context holds for as much again, as the cost model does; beyond it speculation is off.
+# The longest context measured with a domain and batch holds for as much again, as the cost model does; beyond it
+# speculation is off.
 BEYOND = 2
 
 
@@ -66,12 +67,12 @@ def schedules(cells: Sequence[Cell], settings: Settings) -> dict[str, list[Entry
     found: dict[str, list[Entry]] = {}
     for draft in dict.fromkeys(c["draft"] for c in chains):
         mine = [c for c in chains if c["draft"] == draft and not (pooled and c["group"] == ALL)]
-        longest = max((_end(c) for c in mine), default=0)
         loads = {(c["domain"], c["group"], c["batch"]): None for c in mine}
         entries = [_entry([c for c in mine if (c["domain"], c["group"], c["batch"]) == load], settings)
                    for load in loads]  # fmt: skip
-        for entry in entries:
-            entry["context_tok"] *= BEYOND if entry["context_tok"] == longest else 1
+        for place in {(e["domain"], e["batch"]) for e in entries}:
+            last = max((e for e in entries if (e["domain"], e["batch"]) == place), key=lambda e: e["context_tok"])
+            last["context_tok"] *= BEYOND
         if not any(e["domain"] == "" for e in entries):  # one domain: it is all that is known of any other
             entries += [entry | {"domain": ""} for entry in entries]
         found[draft] = sorted(entries, key=lambda e: (e["domain"] == "", e["domain"], e["batch"], e["context_tok"]))

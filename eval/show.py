@@ -53,9 +53,13 @@ def equal_memory(found: dict[str, Any] | None) -> str:
     """Throughput over a baseline of equal memory, with its rows: "1.12x (3.0 rows)", "≤ 0.90x (9.0 rows)"."""
     if found is None:
         return NA
+    return f"{memory_ratio(found)} ({found['rows']:.1f} row{'s' * (found['rows'] != 1)})"
+
+
+def memory_ratio(found: dict[str, Any]) -> str:
+    """The ratio alone: "1.12x", "≤ 0.90x"."""
     most = found.get("at_most")
-    ratio = speed(found["speedup"]) if most is None else f"≤ {speed(most)}"
-    return f"{ratio} ({found['rows']:.1f} row{'s' * (found['rows'] != 1)})"
+    return speed(found["speedup"]) if most is None else f"≤ {speed(most)}"
 
 
 def clocks(found: dict[str, Any] | None) -> str:

@@ -126,23 +126,28 @@ def share_bars(report: Report) -> list[dict[str, Any]]:
     return bars
 
 
-def schedule(report: Report) -> list[tuple[str, ...]]:
-    """The judged draft's k by domain and load as rows of text; empty where there is only one load."""
+def schedule(report: Report) -> list[list[str]]:
+    """The judged draft's k by load, as a table of text with its head first; empty where there is only one load.
+
+    A line is a domain and batch, a column a context group: k, the speedup of the best k, and how many requests say so.
+    """
     judged = judged_cell(report)
     entries = report["schedule"].get(judged["draft"], []) if judged else []
-    rows: list[tuple[str, ...]] = [
-        (
-            e["domain"] or "any other, or mixed",
-            f"{e['context_tok']:,}",
-            str(e["batch"]),
-            str(e["k"] or "off"),
-            show.speed(e["value"]) if e["k"] else f"best k: {show.speed(e['value'])}",
-            show.interval(e["low"], e["high"]),
-            str(e["num_requests"]),
-        )
-        for e in entries
-    ]
-    return rows if len({row[:3] for row in rows if row[0] != "any other, or mixed"}) > 1 else []
+    if len({(e["domain"], e["group"], e["batch"]) for e in entries if e["domain"]}) < 2:
+        return []
+    longest: dict[str, int] = {}
+    for e in entries:
+        longest[e["group"]] = max(longest.get(e["group"], 0), e["context_tok"])
+    groups = sorted(longest, key=lambda group: longest[group])
+    rows = [["domain", "batch", *("all contexts" if g == ALL else f"{g}, to {longest[g]:,} tokens" for g in groups)]]
+    for domain, batch in dict.fromkeys((e["domain"], e["batch"]) for e in entries):
+        here = {e["group"]: e for e in entries if (e["domain"], e["batch"]) == (domain, batch)}
+        cells = [
+            f"{'k = ' + str(e['k']) if e['k'] else 'off'} ({show.speed(e['value'])}, {e['num_requests']})" if e else ""
+            for e in (here.get(group) for group in groups)
+        ]
+        rows.append([domain or "any other, or mixed", str(batch), *cells])
+    return rows
 
 
 def headroom(report: Report) -> list[dict[str, Any]]:

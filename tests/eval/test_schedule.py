@@ -43,9 +43,9 @@ def test_entries_by_hand() -> None:
     assert kept == [
         ("code", "short", 100, 1, 2),  # 4 is ahead by less than the tie: the smaller
         ("code", "long", 2000, 1, 2),  # the longest context holds for as much again
-        ("code", "short", 100, 4, 0),  # no k is faster than none
-        ("qa", "short", 100, 1, 0),
-        ("", "short", 100, 1, 2),
+        ("code", "short", 200, 4, 0),  # no k is faster than none
+        ("qa", "short", 200, 1, 0),
+        ("", "short", 200, 1, 2),
     ]
     assert entries[0]["value"] == 1.5 and entries[0]["num_requests"] == 9
 
