@@ -32,18 +32,19 @@ COSTS = Costs(
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
 def rows() -> list[RequestRow]:
-    bench = Bench(Runner(TARGET, 1, 220), {"small": Runner(DRAFTS["noise"], 1, 220)}, Load(150, ()))
+    bench = Bench(Runner(TARGET, 1, 220), {"small": Runner(DRAFTS["noise"], 1, 220)}, Load(100, ()))
     bench._clocks = {"bare": Scripted(STEP_MS, True), "phased": Scripted(STEP_MS, False)}
-    requests = [EvalRequest(f"r{i}", "code", "short", tuple(range(3 + i, 12 + 2 * i))) for i in range(8)]
+    requests = [EvalRequest(f"r{i}", "code", "short", tuple(range(3 + i, 12 + 2 * i))) for i in range(6)]
     arms = [Arm("", 0), *(Arm("small", k, simulated=RATES) for k in (2, 3))]
     return list(bench.measure(requests, arms, 0, 1))
 
 
 @pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
+def report(rows: list[RequestRow]) -> dict[str, Any]:
     settings = {"domain": "code", "bootstrap": 100, "drafts": [{"name": "small"}]}
-    return build_report(rows(), {"costs": [COSTS.to_json()]}, {"time": "now"}, settings)
+    return build_report(rows, {"costs": [COSTS.to_json()]}, {"time": "now"}, settings)
 
 
 def test_predicted_and_simulated_speedup_agree_where_costs_are_known(report: dict[str, Any]) -> None:
@@ -53,16 +54,17 @@ def test_predicted_and_simulated_speedup_agree_where_costs_are_known(report: dic
         rates = (0.9, 0.6, 0.6)[: cell["k"]]
         assert cell["expected_tau"] == pytest.approx(tau_by_position(rates))
         # Prefills run on the real clock and count for little.
-        assert cell["predicted"] == pytest.approx(predicted_speedup(COSTS, cell["k"], rates, new_tok=150), rel=0.05)
+        assert cell["predicted"] == pytest.approx(predicted_speedup(COSTS, cell["k"], rates, new_tok=100), rel=0.05)
         assert abs(cell["error_frac"]) < 0.06
     assert found["mean_abs_error_frac"] < 0.05 == found["bar_frac"]
     assert "2.44" in str([list(c.cells) for c in check_table(found).columns])
 
 
-def test_rows_arms_and_report_say_that_it_is_simulated(report: dict[str, Any], tmp_path: Path) -> None:
-    made = rows()
-    assert {r.simulated for r in made if r.k} == {RATES} and all(not r.simulated for r in made if not r.k)
-    assert {r.arm for r in made if r.k} == {f"draft:small@k{k}+simulated0.9-0.6" for k in (2, 3)}
+def test_rows_arms_and_report_say_that_it_is_simulated(
+    rows: list[RequestRow], report: dict[str, Any], tmp_path: Path
+) -> None:
+    assert {r.simulated for r in rows if r.k} == {RATES} and all(not r.simulated for r in rows if not r.k)
+    assert {r.arm for r in rows if r.k} == {f"draft:small@k{k}+simulated0.9-0.6" for k in (2, 3)}
     assert report["verdict"]["status"] == "simulated" and not report["verdict"]["go"]
     write_report(tmp_path, report)
     for name in ("report.html", "report.md"):
