@@ -107,7 +107,8 @@ def equal_memory(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) ->
     if not cell["k"] or here is None or not mine or not speed or not here.get("memory_bytes"):
         return None
     base = here["memory_bytes"]
-    rows = (mine["total"] - base["weights"]) / base["kv_per_row"]
+    # Of equal texts never fewer than its own; where texts differ a shorter answer must not seem to free memory.
+    rows = max(float(cell["batch"]), (mine["total"] - base["weights"]) / base["kv_per_row"])
     points = sorted((c["batch"], c["throughput_tok_s"]) for c in same if c.get("throughput_tok_s"))
     known = points and points[0][0] <= rows <= points[-1][0]
     base_speed = float(np.interp(rows, [b for b, _ in points], [v for _, v in points])) if known else None

@@ -252,9 +252,9 @@ def _memory(cell: Mapping[str, Any]) -> str:
 
 
 def _realised(frac: float | None) -> str:
-    return (
-        "none of its gain realised" if frac is not None and frac <= 0 else f"{show.percent(frac)} of its gain realised"
-    )
+    if frac is None:
+        return "not known of this arm"
+    return "none of its gain realised" if frac <= 0 else f"{show.percent(frac)} of its gain realised"
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:

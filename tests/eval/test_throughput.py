@@ -69,6 +69,7 @@ def test_equal_memory_reads_between_measured_batches_only() -> None:
     assert equal_memory(arm, [arm, *base]) == {"rows": 7.0, "speedup": pytest.approx(90 / 75), "at_most": None}
     assert equal_memory(arm, [arm, base[0]]) == {"rows": 7.0, "speedup": None, "at_most": 90 / 60}
     assert equal_memory(base[0], base) is None
+    assert equal_memory(cell(2, 4, 90.0, 1390.0), base) == {"rows": 4.0, "speedup": 1.5, "at_most": None}
     assert show.equal_memory(equal_memory(arm, [arm, *base])) == "1.20x (7.0 rows)"
     assert show.equal_memory(equal_memory(arm, [arm, base[0]])) == "≤ 1.50x (7.0 rows)"
     assert show.equal_memory(None) == "n/a"
