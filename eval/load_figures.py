@@ -170,7 +170,7 @@ def verify_surface(report: Report) -> Figure | None:
         ax.set_xlabel("proposed tokens a cycle, k")
         ax.set_ylabel("verify pass, ms")
         ax.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=3, handlelength=1.0, columnspacing=0.8, fontsize=6.5
+            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=3, handlelength=1.0, columnspacing=0.8, fontsize=7
         )
 
     fit, quality = surface["fit"], ""
