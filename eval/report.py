@@ -217,7 +217,7 @@ def terminal_table(report: Report) -> Table:
     verdict, choice = report["verdict"], report["choice"]
     title = Text(f"{STATUS[verdict['status']]}: {show.plain(verdict['headline'], 400)}", style="bold")
     table = Table(title=title, title_justify="left")
-    table.add_column("arm", overflow="fold")
+    table.add_column("arm", overflow="fold", min_width=18)
     for name in ("speedup", "95% interval", "tok/s", "equal memory", "p95 ms", "alpha", "tau", ""):
         table.add_column(name, justify="right")
     for c in choice["ranking"]:
