@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
 from distill.endpoint import Completion, Trouble, events, headers, limits, root
 from distill.recipe import Recipe
-from eval.counters import Counters, read_vllm
+from eval.counters import Counters, read_counters
 from eval.served import ServedRow
 
 # In an open loop a server that falls behind would be sent ever more; from here on arrivals wait, and the wait counts.
@@ -26,11 +25,18 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True)
 class Server:
-    """A server to measure: its arm (baseline or server), address and model name."""
+    """A server to measure.
+
+    Attributes:
+        arm: baseline or server.
+        url, model: its address and the name to ask it for.
+        body: fields that every request gets beside OpenAI's, such as {"top_k": 0}.
+    """
 
     arm: str
     url: str
     model: str
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,13 +68,13 @@ def open_client(variable: str | None, timeout_s: float) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(headers=headers(variable), timeout=limits(timeout_s), limits=many)
 
 
-async def vllm_counters(client: httpx2.AsyncClient, server: Server) -> Counters | None:
-    """vLLM's speculation counters now; None when the server shows none."""
+async def counters_of(client: httpx2.AsyncClient, server: Server) -> Counters | None:
+    """The server's speculation counters now; None when the server shows none."""
     try:
         response = await client.get(root(server.url) + "/metrics")
     except httpx2.HTTPError:
         return None  # no figure is better than no measurement; the requests themselves tell of a dead server
-    return read_vllm(response.text) if response.status_code == 200 else None
+    return read_counters(response.text) if response.status_code == 200 else None
 
 
 async def run_load(
@@ -151,6 +157,7 @@ async def _row(
     }
     if stage.top_k:
         body["top_k"] = stage.top_k
+    body |= server.body
     done, pieces, error, retried = Completion(), _Pieces(), None, 0
     while True:
         try:
@@ -190,7 +197,7 @@ async def _row(
         start_s=arrival_s,
         end_s=end_s,
         retried=retried,
-        text_sha=hashlib.sha1(done.text.encode(), usedforsecurity=False).hexdigest(),
+        text=done.text,
         timings=done.timings,
     )
 

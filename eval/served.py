@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from eval.counters import Counters, from_timings, from_vllm, total
+from eval.counters import Counters, from_counters, from_timings, total
 from eval.records import ALL
 from eval.stats import percentiles
 
-FORMAT = 1
+FORMAT = 2
 BASELINE, SPECULATIVE = "baseline", "server"
 
 
@@ -36,7 +36,7 @@ class ServedRow:
         tpot_ms: (last piece - first piece) / (new_tok - 1); None for a single token or piece.
         start_s, end_s: on one clock for the run; the start is the arrival, so that waiting for a free slot counts.
         retried: connections that failed before the request could be sent.
-        text_sha: hash of the text, so that arms can be compared.
+        text: the answer, so that arms can be compared.
         timings: llama-server's; empty without.
     """
 
@@ -58,7 +58,7 @@ class ServedRow:
     start_s: float
     end_s: float
     retried: int
-    text_sha: str
+    text: str
     timings: dict[str, Any]
 
 
@@ -81,7 +81,7 @@ def build_served(
 
     Args:
         rows: all, warm-up and failed ones included.
-        counted: vLLM's counters over each (arm, load, domain).
+        counted: the server's counters over each (arm, load, domain).
         report: report.json of an evaluation, for the engine's figures; None without.
         arm: of that report; None is its choice.
 
@@ -135,8 +135,8 @@ def _span(rows: Sequence[ServedRow], domain: str) -> float:
 
 
 def _acceptance(rows: Sequence[ServedRow], spans: Sequence[Counters | None]) -> dict[str, Any]:
-    """By vLLM's counters, else by llama-server's timings, else nothing."""
-    found = from_vllm(total(spans)) or from_timings([row.timings for row in rows if row.error is None])
+    """By the server's counters, else by llama-server's timings, else nothing."""
+    found = from_counters(total(spans)) or from_timings([row.timings for row in rows if row.error is None])
     return {"acceptance": found}
 
 
@@ -150,7 +150,7 @@ def _against(base: Sequence[ServedRow], mine: Sequence[ServedRow]) -> dict[str, 
     return {
         "speedup": {"gmean": geometric_mean(ratios), "num_pairs": len(ratios)} if ratios else None,
         "slower_frac": sum(ratio < 1 for ratio in ratios) / len(ratios) if ratios else None,
-        "same_text_frac": sum(b.text_sha == s.text_sha for b, s in pairs) / len(pairs),
+        "same_text_frac": sum(b.text == s.text for b, s in pairs) / len(pairs),
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,7 +23,7 @@ from distill.checkpoint import write_draft
 from distill.models import model_hash
 from eval.gate import NoMeasurement, find_draft, find_report, policy_by_batch, policy_by_domain, read_report
 from eval.report import build_report, write_report
-from eval.servers import sglang, tensorrt_llm, vllm
+from eval.servers import llama_cpp, sglang, tensorrt_llm, transformers, vllm
 from scripts.release import main
 from tests.conftest import make_llama, make_noisy
 from tests.eval.rows import make_plan, make_run
@@ -118,6 +120,25 @@ def test_the_folder_is_whole_and_speculates(released: Path, made: Path) -> None:
     assert torch.equal(plain, assisted)
 
 
+def test_the_settings_of_the_card_work_as_they_are_printed(
+    released: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pasted beside the release and its target: the program runs, and every file that a command names is there."""
+    (tmp_path / released.name).symlink_to(released)
+    (tmp_path / "target").symlink_to(made.parents[2] / "target")
+    monkeypatch.chdir(tmp_path)
+    blocks = dict(re.findall(r"### ([^\n]+)\n\n```\w+\n(.*?)\n```", (released / "README.md").read_text(), re.S))
+    exec(blocks["transformers"], {})
+    assert capsys.readouterr().out.strip()
+    words = shlex.split(blocks["llama.cpp"].replace("\\\n", " "))
+    assert all(Path(words[words.index(flag) + 1]).is_file() for flag in ("--model", "--model-draft"))
+    words = shlex.split(blocks["vLLM"])
+    assert words[:2] == ["vllm", "serve"] and Path(words[2], "config.json").is_file()
+    assert Path(json.loads(words[words.index("--speculative-config") + 1])["model"], "config.json").is_file()
+    words = shlex.split(blocks["SGLang"].replace("\\\n", " "))
+    assert Path(words[words.index("--speculative-draft-model-path") + 1], "config.json").is_file()
+
+
 def test_draft_json_is_complete(released: Path, made: Path) -> None:
     meta = json.loads((released / "draft.json").read_text())
     report = read_report(find_report(made))
@@ -167,6 +188,15 @@ def test_servers_take_the_measured_k() -> None:
     assert "draft_len_schedule: {1: 3, 4: 1, 16: 0}" in tensorrt_llm("t", "d", {1: 3, 4: 1, 16: 0})
     nothing = tensorrt_llm("t", "d", {1: 0, 8: 0})
     assert nothing.startswith("# No k pays at the batch sizes that were measured (1, 8)") and "max_draft" not in nothing
+
+
+def test_a_draft_measured_by_sampling_samples_there_too() -> None:
+    """vLLM and llama-server take the draft's most likely tokens unless they are told otherwise."""
+    assert json.loads(vllm("t", "d", 3, 0.7).split("'")[1])["draft_sample_method"] == "probabilistic"
+    assert llama_cpp("t", "d", 3, 0.7).endswith(" --spec-draft-sampling probabilistic")
+    assert "do_sample=True, temperature=0.7, top_k=0" in transformers("t", "d", 3, 0.7)
+    for text in (vllm("t", "d", 3), llama_cpp("t", "d", 3), transformers("t", "d", 3)):
+        assert "probabilistic" not in text and "do_sample=True" not in text
 
 
 def test_policies_are_of_this_draft_alone(made: Path) -> None:
