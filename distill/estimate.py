@@ -14,8 +14,9 @@ from typing import Any
 from distill.counts import count, kv_bytes
 from distill.devices import Device
 from distill.footprint import BYTES, Footprint, footprint
-from distill.recipe import Draft, Recipe
+from distill.recipe import Draft, Recipe, rounds_of
 from distill.roofline import LAYER_OPS, step_ms
+from distill.schema_replay import replay_start
 
 Config = Mapping[str, Any]
 # recipes/code.yaml on two CPU cores with bf16 products: 380 steps of 1.34 s (6 x parameters read x 4,096 tokens each);
@@ -148,6 +149,7 @@ def answer_lines(recipe: Recipe, target: Config, device: Device | None, problems
             f"target: {gb(4 * stored * recipe.trainer.devices)} of host memory while the draft is cut: a float32 copy "
             f"in each of {_devices(recipe)}"
         )
+    yield from _replay(recipe, target, device)
     # Held-out answers are a few dozen prompts a domain. The states are written whatever the teacher reads later.
     disk = tokens * target["hidden_size"] * 2
     text = f"answers: at most {prompts} x {stage.max_new_tok} tokens, {gb(disk)} of hidden states on disk"
@@ -170,6 +172,30 @@ def answer_lines(recipe: Recipe, target: Config, device: Device | None, problems
     else:
         minutes = 2 * read * tokens / ANSWER_FLOPS / 60
         yield f"{text}, on a CPU at most about {minutes:.1f} minutes (250 tokens/s measured with 135 M on two cores)"
+
+
+def _replay(recipe: Recipe, target: Config, device: Device | None) -> Iterator[str]:
+    """What the on-policy stage takes beside its steps, which are the run's: at most, with every proposal refused."""
+    stage = recipe.distill.replay
+    if stage is None:
+        return
+    num = min(stage.num_prompts, recipe.traffic.num_train)
+    states = num * recipe.responses.max_new_tok * (stage.k + 1)
+    total = rounds_of(recipe)[-1].distill.max_steps
+    spent = 2 * count(target)[1] * states
+    if device is not None:
+        minutes = (
+            f", at least {spent / (device.flops * device.compute_frac) / 60:.1f} minutes, predicted, to write them"
+        )
+    elif recipe.trainer.accelerator == "cuda":
+        minutes = ""
+    else:
+        minutes = f", on a CPU at most about {spent / ANSWER_FLOPS / 60:.1f} minutes to write them"
+    yield (
+        f"replay: the last {total - replay_start(total, stage.frac)} of {total} steps, on proposals to {num} prompts: "
+        f"at most {states / 1e6:.2f} M verified positions, {gb(2 * states * target['hidden_size'])} of hidden states "
+        f"on disk{minutes}"
+    )
 
 
 def own_pace(recipe: Recipe) -> tuple[float, Path] | None:

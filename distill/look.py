@@ -19,7 +19,7 @@ from distill.fields import sources
 from distill.known import BUNDLED, PRE_NORM, PRUNABLE, SUPPORTED, bundled_folder, text_settings
 from distill.published import published_config
 from distill.readers import TrafficError, is_hub_id
-from distill.recipe import Draft, Recipe
+from distill.recipe import Draft, Recipe, rounds_of
 from distill.traffic import first_prompts
 
 ROWS = 20
@@ -47,16 +47,19 @@ def look(recipe: Recipe, name: str) -> list[str]:
     device = _device(recipe, problems)
     target = find_config(recipe.target.model, "target.model", problems, lines)
     reference = _reference(recipe, problems)
-    for key, draft in _drafts(recipe):
+    source = target  # of a round: what the one before left
+    for key, one in _drafts(recipe):
+        draft = one.draft
         if draft.kind == "pretrained":
             assert draft.model is not None
             found = find_config(draft.model, f"{key}.model", problems, lines)
         else:
-            found = None if target is None else cut_config(key, draft, target, problems)
+            found = None if source is None or target is None else cut_config(key, draft, source, problems, target)
+        source = found if recipe.draft.rounds else target
         if draft.head.size is not None and found is not None and draft.head.size > found["vocab_size"]:
             problems.append(f"{key}.head.size = {draft.head.size}: the head has {found['vocab_size']} rows")
         if target is not None and found is not None:
-            lines += draft_lines(key, recipe, draft, target, found, reference, device, problems)
+            lines += draft_lines(key, one, draft, target, found, reference, device, problems)
     if target is not None:
         if recipe.distill.teacher == "topk" and recipe.distill.teacher_topk > target["vocab_size"]:
             kept, rows = recipe.distill.teacher_topk, target["vocab_size"]
@@ -68,11 +71,13 @@ def look(recipe: Recipe, name: str) -> list[str]:
     return lines
 
 
-def _drafts(recipe: Recipe) -> list[tuple[str, Draft]]:
-    draft = recipe.draft
-    if draft.candidates is None:
-        return [("draft", draft)]
-    return [(f"draft.candidates[{number}]", one) for number, one in enumerate(draft.candidates)]
+def _drafts(recipe: Recipe) -> list[tuple[str, Recipe]]:
+    """Key and recipe of every draft that is trained: those of a race, or the rounds' and the draft itself."""
+    if recipe.draft.candidates is None:
+        *rounds, last = rounds_of(recipe)
+        return [*((f"draft.rounds[{number}]", one) for number, one in enumerate(rounds)), ("draft", last)]
+    raced = enumerate(recipe.draft.candidates)
+    return [(f"draft.candidates[{number}]", recipe.model_copy(update={"draft": draft})) for number, draft in raced]
 
 
 def _traffic(recipe: Recipe) -> Iterator[str]:
@@ -156,42 +161,47 @@ def find_config(name: str, key: str, problems: list[str], lines: list[str]) -> d
     return config
 
 
-def cut_config(key: str, draft: Draft, target: Mapping[str, Any], problems: list[str]) -> dict[str, Any] | None:
+def cut_config(
+    key: str, draft: Draft, source: Mapping[str, Any], problems: list[str], target: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """What the config.json of a pruned draft says of its sizes, or None.
 
     Args:
         key: of the draft in the recipe, for messages.
         draft: its stage, kind: prune.
-        target: content of the target's config.json.
+        source: content of the config.json that it is cut from: the target's, or an earlier round's.
         problems: gets what can not be cut.
+        target: the target's config, whose layers `draft.layers` counts; None: `source` is the target.
     """
-    kind, layers = target["model_type"], target["num_hidden_layers"]
+    target = source if target is None else target
+    kind, layers, there = source["model_type"], target["num_hidden_layers"], source["num_hidden_layers"]
+    whose = "the target" if source is target else "the round before"
     before = len(problems)
     if kind not in PRUNABLE:
         problems.append(f"{key}: a target of type {kind} cannot be pruned ({', '.join(PRUNABLE)} can); use pretrained")
     if draft.layers is not None and draft.layers[-1] >= layers:
         problems.append(f"{key}.layers {list(draft.layers)}: the target has layers 0..{layers - 1}")
-    if draft.num_layers is not None and draft.num_layers > layers:
-        problems.append(f"{key}.num_layers {draft.num_layers}: the target has {layers}")
-    limits = {"hidden_size": target["hidden_size"], "intermediate_size": target["intermediate_size"]}
-    for name, limit in (limits | {"num_kv_heads": kv_heads(target)}).items():
+    if draft.num_layers is not None and draft.num_layers > there:
+        problems.append(f"{key}.num_layers {draft.num_layers}: {whose} has {there}")
+    limits = {"hidden_size": source["hidden_size"], "intermediate_size": source["intermediate_size"]}
+    for name, limit in (limits | {"num_kv_heads": kv_heads(source)}).items():
         wish = getattr(draft, name)
         if wish is not None and wish > limit:
-            problems.append(f"{key}.{name} {wish}: must be in 1..{limit}, the target's")
-    narrower = draft.hidden_size is not None and draft.hidden_size < target["hidden_size"]
+            problems.append(f"{key}.{name} {wish}: must be in 1..{limit}, {whose}'s")
+    narrower = draft.hidden_size is not None and draft.hidden_size < source["hidden_size"]
     if kind not in PRE_NORM and (narrower or draft.bridge):
         name = "bridge" if draft.bridge else "hidden_size"
         problems.append(f"{key}.{name}: {kind} norms what its layers write; it works for {', '.join(PRE_NORM)}")
     if len(problems) > before:
         return None
-    group = target["num_attention_heads"] // kv_heads(target)
-    groups = draft.num_kv_heads or kv_heads(target)
+    group = source["num_attention_heads"] // kv_heads(source)
+    groups = draft.num_kv_heads or kv_heads(source)
     return {
-        **target,
-        "num_hidden_layers": len(draft.layers) if draft.layers is not None else draft.num_layers,
-        "hidden_size": draft.hidden_size or target["hidden_size"],
-        "intermediate_size": draft.intermediate_size or target["intermediate_size"],
+        **source,
+        "num_hidden_layers": len(draft.layers) if draft.layers is not None else draft.num_layers or there,
+        "hidden_size": draft.hidden_size or source["hidden_size"],
+        "intermediate_size": draft.intermediate_size or source["intermediate_size"],
         "num_key_value_heads": groups,
         "num_attention_heads": groups * group,
-        "head_dim": head_dim(target),
+        "head_dim": head_dim(source),
     }

@@ -7,7 +7,7 @@ further pass of the target's body.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -67,6 +67,8 @@ def write_responses(
     max_prompt_tok: int,
     system: str | None = None,
     progress: Progress | None = None,
+    answer: Callable[..., Iterator[Answered]] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Answers every prompt and writes shards; goes on where an interrupted call stopped.
 
@@ -85,6 +87,7 @@ def write_responses(
         max_prompt_tok: longer prompts are dropped and counted.
         system: system message put before every prompt; None is the template's own.
         progress: called with (answered, asked, answer tokens).
+        answer: writes the answers in place of the one that `stage` asks for; `more` are its settings.
 
     Returns:
         The manifest.
@@ -104,13 +107,15 @@ def write_responses(
         "eos_ids": eos,
         "system": system,
         "max_prompt_tok": max_prompt_tok,
+        **(more or {}),
     }
     if stage.server:
         settings["served_model"] = pin_model(folder, stage)
     writer = ShardWriter(folder, settings, stage.shard_rows)
     encode = partial(encode_prompt, tokenizer, system=system)
     work, dropped = list_work(prompts, encode, stage, max_prompt_tok)
-    answer = _answer_target if stage.source == "target" else _answer_reference
+    if answer is None:
+        answer = _answer_target if stage.source == "target" else _answer_reference
     if stage.server:
         answer = partial(_answer_server, settings["served_model"], system)
     return take_answers(writer, work, dropped, partial(answer, model, tokenizer, stage, seed, eos), progress)
@@ -224,7 +229,7 @@ def _answer_target(
         for answer in decoder.run(requests):
             number, prompt, temperature = by_id[answer.request.id]
             finish = "loop" if answer.finish == "stop" else answer.finish
-            row = _row(prompt, list(answer.request.ids), answer.tokens, temperature, finish, False)
+            row = answer_row(prompt, list(answer.request.ids), answer.tokens, temperature, finish, False)
             yield number, row, torch.stack(answer.hidden)
 
 
@@ -234,7 +239,7 @@ def _answer_server(model_name: str, system: str | None, *asked: Any) -> Iterator
     for number, reply, ids, finish, facts, states in server_answers(
         model_name, system, partial(loops, repeats=repeats), *asked
     ):
-        yield number, _row(reply.prompt, reply.prompt_ids, ids, reply.temperature, finish, False) | facts, states
+        yield number, answer_row(reply.prompt, reply.prompt_ids, ids, reply.temperature, finish, False) | facts, states
 
 
 @torch.inference_mode()
@@ -256,12 +261,13 @@ def _answer_reference(
         states = torch.empty(0)
         if text:
             states = runner.prefill(torch.tensor([*ids, *text[:-1]], device=runner.device))[len(ids) - 1 :]
-        yield number, _row(prompt, ids, text, 0.0, finish, True), states
+        yield number, answer_row(prompt, ids, text, 0.0, finish, True), states
 
 
-def _row(
+def answer_row(
     prompt: Prompt, ids: list[int], answer: list[int], temperature: float, finish: str, reference: bool
 ) -> dict[str, Any]:
+    """What a line of rows-NNNNN.jsonl holds of an answer."""
     return {
         "id": prompt.id,
         "domain": prompt.domain,

@@ -13,7 +13,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -32,7 +32,7 @@ class ResponsesError(ValueError):
 
 @dataclass(frozen=True)
 class ResponseRow:
-    """One answered prompt; its hidden states are rows offset ... offset + len(answer_ids) of the shard's tensor."""
+    """One answered prompt; its hidden states are rows offset ... offset + num_states of the shard's tensor."""
 
     id: str
     domain: str
@@ -49,6 +49,12 @@ class ResponseRow:
     retried: int = 0
     own_ids: bool = False
     recut: bool = False
+    branches: list[tuple[int, list[int], list[int]]] = field(default_factory=list)  # see `distill.branches.Branch`
+
+    @property
+    def num_states(self) -> int:
+        """Target states kept: of every answer token, then of every branch's."""
+        return len(self.answer_ids) + sum(len(ids) for _, ids, _ in self.branches)
 
 
 class ShardWriter:
@@ -271,10 +277,10 @@ def _shard_rows(folder: Path, shard: dict[str, Any]) -> list[ResponseRow]:
         except (ValueError, TypeError) as error:
             raise ResponsesError(f"{path}:{number} is no response row: {error}") from error
         rows.append(row)
-        offset += len(row.answer_ids)
+        offset += row.num_states
     expected = shard.get("rows_sha256")
     if expected is not None and hashlib.sha256(data).hexdigest() != expected:
         raise ResponsesError(f"{path} is cut or was changed; delete {folder} and generate the answers again")
     if offset != shard["tokens"]:
-        raise ResponsesError(f"{path} holds {offset} answer tokens; the manifest says {shard['tokens']}")
+        raise ResponsesError(f"{path} holds {offset} positions; the manifest says {shard['tokens']}")
     return rows

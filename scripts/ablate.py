@@ -93,7 +93,10 @@ def load_arms(path: Path) -> list[Arm]:
     """
     try:
         found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        arms = [Arm(**{key: tuple(v) if isinstance(v, list) else v for key, v in one.items()}) for one in found]
+        given: list[dict[str, Any]] = [
+            {key: tuple(v) if isinstance(v, list) else v for key, v in one.items()} for one in found
+        ]
+        arms = [Arm(**one) for one in given]
     except OSError as error:
         raise AblateError(f"{path}: {error.strerror}") from error
     except (TypeError, AttributeError) as error:

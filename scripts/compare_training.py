@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from distill.acceptance import acceptance, summarise_target
+from distill.draft import make_draft
 from distill.models import load_model
 from distill.race import check_all
 from distill.recipe import Recipe, load_recipe
-from distill.shape import find_target, make_draft
+from distill.shape import find_target
 from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
 from distill.traffic import load_prompts

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from distill.draft import low_rank_factors
 from distill.fit import fit
 from distill.models import load_model
 from distill.module import DraftModule
 from distill.recipe import Recipe, load_recipe
 from distill.runs import Run, Stop
-from distill.shape import find_target, low_rank_factors
+from distill.shape import find_target
 from distill.stages import shortlist_of
 from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
