@@ -71,8 +71,8 @@ class Adaptive:
 
     A cycle that accepts a of k proposals has judged min(a + 1, k) of them. For each place in the block the acceptance
     is the kept part of the proposals judged there, given that those before were kept; older cycles weigh less, and a
-    request is drawn towards the mean of all requests while it has few of its own. One figure for all places would be
-    too low for the later ones: where the first token was right, so is more often the second.
+    request is drawn towards the mean of all requests of its kind while it has few of its own. One figure for all places
+    would be too low for the later ones: where the first token was right, so is more often the second.
 
     Where even the best k is slower than none by more than `margin`, drafting stops; a probe looks again after
     `probe_after` cycles, then after twice as many, and so on up to 16 times; one that is wholly accepted is followed by
@@ -87,6 +87,8 @@ class Adaptive:
         probe_after: cycles without drafting before the first probe.
         prior: acceptance before anything is seen.
         margin: expected loss, as a part of the speed without drafting, up to which drafting goes on.
+        kinds: of requests by id (their domains, say); each kind has a mean and probes of its own. One that is not there
+            is of the kind "".
 
     Raises:
         ValueError: no costs, or a `most` beyond what they were measured for.
@@ -101,6 +103,7 @@ class Adaptive:
         probe_after: int = 8,
         prior: float = 0.6,
         margin: float = 0.04,
+        kinds: Mapping[str, str] | None = None,
     ) -> None:
         if not costs or not 1 <= most <= min(c.ks[-1] for c in costs):
             known = [c.ks[-1] for c in costs]
@@ -110,14 +113,21 @@ class Adaptive:
         self._fade = 1 - 1 / memory
         # (kept, judged) by place in the block.
         self._seen: dict[str, list[tuple[float, float]]] = {}
-        self._all = [(prior * PRIOR_WORTH, PRIOR_WORTH)] * most
-        self._idle = self._failed = 0
+        self._kinds = {} if kinds is None else kinds
+        self._prior = [(prior * PRIOR_WORTH, PRIOR_WORTH)] * most
+        self._all: dict[str, list[tuple[float, float]]] = {}
+        # Cycles without drafting and probes that failed, by the kinds of a batch; and those of the newest one.
+        self._rests: dict[frozenset[str], list[int]] = {}
+        self._rest = [0, 0]
 
     def acceptance(self, request: str) -> list[float]:
         """The estimate for one request, by place in the block, each given that those before were accepted."""
         own = self._seen.get(request, [(0.0, 0.0)] * self.most)
-        means = [kept / judged for kept, judged in self._all]
+        means = [kept / judged for kept, judged in self._all.get(self._kind(request), self._prior)]
         return [(k + self.strength * mean) / (n + self.strength) for (k, n), mean in zip(own, means, strict=True)]
+
+    def _kind(self, request: str) -> str:
+        return self._kinds.get(request, "")
 
     def choose(self, requests: Sequence[str], context: int) -> int:
         costs = min(self.costs, key=lambda c: abs(c.context - context))
@@ -133,24 +143,27 @@ class Adaptive:
             total += more
             rates.append(total / (cycle_ms(costs, k) if k else costs.T_ms))
         best = max(range(1, self.most + 1), key=rates.__getitem__)
+        self._rest = rest = self._rests.setdefault(frozenset(map(self._kind, requests)), [0, 0])
         if rates[best] > rates[0] * (1 - self.margin):
-            self._idle = self._failed = 0
+            rest[:] = 0, 0
             return best
-        self._idle += 1
-        if self._idle <= self.probe_after * 2 ** min(self._failed, 4):
+        idle, failed = rest
+        if idle < self.probe_after * 2 ** min(failed, 4):
+            rest[0] += 1
             return 0
-        self._idle, self._failed = 0, self._failed + 1
+        rest[:] = 0, failed + 1
         return best
 
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         if not proposed:
             return
         if accepted == proposed:  # a probe that went well is followed by another at once
-            self._idle, self._failed = self.probe_after, 0
+            self._rest[:] = self.probe_after, 0
         judged = min(accepted + 1, proposed)
         own = self._seen.setdefault(request, [(0.0, 0.0)] * self.most)
-        # The mean of all fades ten times slower.
-        for table, fade in ((own, self._fade), (self._all, 1 - (1 - self._fade) / 10)):
+        mean = self._all.setdefault(self._kind(request), list(self._prior))
+        # The mean of a kind fades ten times slower.
+        for table, fade in ((own, self._fade), (mean, 1 - (1 - self._fade) / 10)):
             for place in range(judged):
                 kept, before = table[place]
                 table[place] = kept * fade + (place < accepted), before * fade + 1

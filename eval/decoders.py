@@ -16,6 +16,7 @@ from engine.tree_draft import TreeDrafter
 from engine.warp import Warp
 from eval.arms import Arm
 from eval.records import LOOKUP, SELF
+from eval.schedule import Table
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def build_decoder(
     load: Load,
     graph: bool = False,
     costs: Sequence[Costs] = (),
-    schedule: Schedule | None = None,
+    table: Table | None = None,
+    domains: Mapping[str, str] | None = None,
 ) -> Decoder:
     """The decoder of an arm.
 
@@ -89,7 +91,8 @@ def build_decoder(
         load: what is decoded.
         graph: capture steps (trees and self-speculation draft eagerly all the same).
         costs: of all drafts and batches.
-        schedule: of the arm's draft.
+        table: of a schedule, of the arm's draft.
+        domains: of requests by name; a schedule and an adaptive policy tell them apart. It may grow.
 
     Raises:
         ValueError: an adaptive arm without costs, a scheduled one without its table, or more first layers than the
@@ -101,11 +104,11 @@ def build_decoder(
         return TreeDecoder(target, load.eos, tree_drafter, arm.tree, *common)
     policy: Policy | None = None
     if arm.policy == "schedule":
-        if schedule is None:
+        if table is None:
             raise ValueError(f"arm {arm.name}: no schedule was given for {arm.draft!r} (eval.schedule)")
-        policy = schedule
+        policy = Schedule(table, {} if domains is None else domains)
     elif arm.adaptive:
-        policy = Adaptive([c for c in costs if (c.draft, c.batch) == (arm.runner, batch)], arm.k)
+        policy = Adaptive([c for c in costs if (c.draft, c.batch) == (arm.runner, batch)], arm.k, kinds=domains)
     drafter = _drafter(arm, target, drafts, load, graph)
     if arm.simulated:
         assert isinstance(drafter, ModelDrafter)

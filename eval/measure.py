@@ -24,7 +24,7 @@ from engine.cache import bucket
 from engine.clock import BareClock, Clock, phased
 from engine.costs import Costs
 from engine.model import Runner
-from engine.policy import Policy, Schedule
+from engine.policy import Policy
 from engine.request import Answer, Request
 from engine.speculate import Decoder
 from eval.arms import Arm
@@ -161,18 +161,22 @@ class Bench:
         """The arm's decoder at this batch; made when it is first asked for."""
         if (arm, batch) not in self._decoders:
             here = self.target, self.drafts, self.load
-            schedule = Schedule(self.tables[arm.draft], self._domains) if arm.draft in self.tables else None
-            self._decoders[arm, batch] = build_decoder(arm, batch, *here, self.graph, self.costs, schedule)
+            table = self.tables.get(arm.draft)
+            self._decoders[arm, batch] = build_decoder(arm, batch, *here, self.graph, self.costs, table, self._domains)
         return self._decoders[arm, batch]
 
     def _memory(self, arms: Sequence[Arm], batch: int) -> dict[Arm, Policy | None]:
         """What each policy knows now."""
-        return {arm: copy.deepcopy(self.decoder(arm, batch).policy) for arm in arms if arm.adaptive}
+        return {arm: self._copied(self.decoder(arm, batch).policy) for arm in arms if arm.adaptive}
+
+    def _copied(self, policy: Policy | None) -> Policy | None:
+        """A policy that knows the same, and still hears of the domains of requests to come."""
+        return copy.deepcopy(policy, {id(self._domains): self._domains})
 
     def _recall(self, arm: Arm, batch: int, memory: Mapping[Arm, Policy | None]) -> None:
         """Puts a policy back to what it knew: a second pass must not profit from the first."""
         if arm in memory:
-            self.decoder(arm, batch).policy = copy.deepcopy(memory[arm])
+            self.decoder(arm, batch).policy = self._copied(memory[arm])
 
     def _request(self, request: EvalRequest, arms: Sequence[Arm], turn: Turn, warmup: bool) -> Iterator[RequestRow]:
         need, room = len(request.ids) + self.load.max_new, self.target.max_positions

@@ -52,7 +52,7 @@ def compare(traces: Sequence[Trace], costs: Costs, most: int) -> dict[str, dict[
     for name, stream in {**streams, "mixed": mixed(traces)}.items():
         fixed = {k: speedup(stream, costs, k) for k in range(most + 1)}
         best = max(fixed, key=lambda k: fixed[k])
-        adaptive = speedup(stream, costs, Adaptive([costs], most))
+        adaptive = speedup(stream, costs, Adaptive([costs], most, kinds={t.request: t.domain for t in stream}))
         found[name] = {
             "answers": len(stream),
             "fixed": fixed,

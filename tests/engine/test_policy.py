@@ -123,6 +123,23 @@ def test_adaptive_tells_requests_apart() -> None:
     assert policy.acceptance("easy") == policy.acceptance("new")
 
 
+def test_adaptive_tells_kinds_apart_before_it_knows_a_request() -> None:
+    kinds = {"code-0": "code", "qa-0": "qa", "code-1": "code", "qa-1": "qa"}
+    policy = Adaptive([DEAR], 8, kinds=kinds)
+    for i in range(200):
+        simulate(policy, 0.98, 1, i, "code-0")
+        simulate(policy, 0.05, 1, i, "qa-0")
+    assert policy.choose(["code-1"], 256) > 0 and policy.choose(["qa-1"], 256) == 0
+    one = Adaptive([DEAR], 8)
+    for i in range(200):
+        simulate(one, 0.98, 1, i, "code-0")
+        simulate(one, 0.05, 1, i, "qa-0")
+    assert one.acceptance("code-1") == one.acceptance("qa-1")
+    # A kind rests and probes by itself.
+    chosen = [(policy.choose(["qa-1"], 256), policy.choose(["code-1"], 256)) for _ in range(200)]
+    assert sum(qa > 0 for qa, _ in chosen) < 8 and all(code > 0 for _, code in chosen)
+
+
 def test_adaptive_knows_the_places_of_a_block() -> None:
     policy = Adaptive([COSTS], 4)
     for _ in range(300):  # the first token is a coin, what follows a right one is right

@@ -104,10 +104,10 @@ def test_every_kind_of_arm_says_what_the_baseline_says() -> None:
 def test_an_arm_keeps_its_decoder_and_a_policy_its_memory_but_not_over_passes() -> None:
     bench, arm = big_bench(), Arm("small", 4, "adaptive")
     decoder = bench.decoder(arm)
-    fresh = decoder.policy.acceptance("new")  # type: ignore[union-attr]
+    fresh = decoder.policy.acceptance(REQUESTS[0].name)  # type: ignore[union-attr]
     arms = (Arm("", 0), arm)
     rows = list(bench.measure(REQUESTS[:1], arms, 0))
-    after_both = decoder.policy.acceptance("new")  # type: ignore[union-attr]
+    after_both = decoder.policy.acceptance(REQUESTS[0].name)  # type: ignore[union-attr]
     once = big_bench()
     list(once.measure(REQUESTS[:1], arms, 0, phased_every=2))
     again = list(once.measure(REQUESTS[:1], arms, 0))
@@ -118,11 +118,11 @@ def test_an_arm_keeps_its_decoder_and_a_policy_its_memory_but_not_over_passes() 
     warmed = big_bench()
     for row in warmed.measure(REQUESTS[:1], arms, 1, phased_every=5):
         if not row.warmup:  # what warms up teaches nothing
-            assert row.arm != "baseline" or warmed.decoder(arm).policy.acceptance("new") == fresh  # type: ignore[union-attr]
+            assert row.arm != "baseline" or warmed.decoder(arm).policy.acceptance(REQUESTS[0].name) == fresh  # type: ignore[union-attr]
             break
     single = big_bench()
     list(single.measure(REQUESTS[:1], arms[1:], 0, phased_every=5))
-    assert single.decoder(arm).policy.acceptance("new") == after_both  # type: ignore[union-attr]
+    assert single.decoder(arm).policy.acceptance(REQUESTS[0].name) == after_both  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("max_new", [1, 12])
