@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,23 @@ def is_whole(folder: Path) -> bool:
     return record.get("converter") == VERSION and all(
         (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in record["files"].items()
     )
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Lets one process at a time fill `folder`; clears what a killed one left half-made."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = (folder.parent / f"{folder.name}.lock").open("w")
+    except OSError as error:
+        raise ModelUnavailable(
+            f"the cache folder {folder.parent} can not be written: {error.strerror}; set SPECDRAFT_CACHE to another"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for left in folder.parent.glob(f".{folder.name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
 
 
 def file_sha256(path: Path) -> str:

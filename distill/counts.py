@@ -28,13 +28,19 @@ def tied(config: Config) -> bool:
     return config["model_type"] in TIED if value is None else bool(value)
 
 
-def count(config: Config, head_rows: int | None = None) -> tuple[int, int]:
+def count(config: Config, head_rows: int | None = None, rank: int | None = None) -> tuple[int, int]:
     """(stored, read per token) of a supported type; see `models.SizeCount`.
 
     Args:
         config: content of config.json.
         head_rows: rows of the head in use; None is all.
+        rank: of a low-rank head; what is stored then is the dense head of its own that is exported.
     """
+    if rank is not None:
+        body = count(config, 0)[1]
+        return count({**config, "tie_word_embeddings": False})[0], body + rank * (
+            config["vocab_size"] + config["hidden_size"]
+        )
     kind, width = config["model_type"], config["hidden_size"]
     queries, keys = config["num_attention_heads"] * head_dim(config), kv_heads(config) * head_dim(config)
     attention = 2 * width * queries + 2 * width * keys
@@ -57,6 +63,24 @@ def count(config: Config, head_rows: int | None = None) -> tuple[int, int]:
     read = layers * (attention + norms + read_ffn) + width
     heads = vocab * width * (1 if tied(config) else 2)
     return body + heads, read + (vocab if head_rows is None else head_rows) * width
+
+
+def layer_matrices(config: Config) -> int:
+    """Elements of one layer's matrices (dense types), biases and norms left out: what Muon and LoRA work on."""
+    width, queries, keys = config["hidden_size"], attention_width(config), kv_heads(config) * head_dim(config)
+    return int(2 * width * (queries + keys) + 3 * width * config["intermediate_size"])
+
+
+def attention_width(config: Config) -> int:
+    """Width of all query heads together."""
+    return int(config["num_attention_heads"] * head_dim(config))
+
+
+def lora_count(config: Config, rank: int) -> int:
+    """Parameters of the updates of `distill.adapt`: rank x (inputs + outputs) of each linear layer of the body."""
+    width, keys = config["hidden_size"], kv_heads(config) * head_dim(config)
+    one = 2 * (width + attention_width(config)) + 2 * (width + keys) + 3 * (width + config["intermediate_size"])
+    return int(config["num_hidden_layers"] * rank * one)
 
 
 def kv_bytes(config: Config, num_bytes: int) -> int:

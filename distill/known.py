@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Types whose norms all read the residual stream. Gemma also norms what it writes, and that is not rotation-invariant.
 PRE_NORM = ("llama", "qwen2", "qwen3", "mistral")
 PRUNABLE = (*PRE_NORM, "gemma2", "gemma3_text")
 SUPPORTED = (*PRUNABLE, "mixtral", "qwen3_moe")
+# Checkpoints that also see images, by the type and class of their text part, which is a target of its own.
+TEXT_PARTS = {"gemma3": ("gemma3_text", "Gemma3ForCausalLM")}
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,20 @@ BUNDLED = {
         license="Apache-2.0",
     )
 }
+
+
+def text_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The config.json of the text part of a model that also sees images; None for all others.
+
+    Args:
+        config: content of config.json.
+    """
+    kind, text = config.get("model_type"), config.get("text_config")
+    if kind not in TEXT_PARTS or not isinstance(text, dict) or text.get("model_type") != TEXT_PARTS[kind][0]:
+        return None
+    outer = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "dtype")
+             if config.get(key) is not None}  # fmt: skip
+    return {**text, **outer, "architectures": [TEXT_PARTS[kind][1]]}
 
 
 def cache_dir() -> Path:

@@ -1,30 +1,28 @@
 """--check: what can be said of a recipe before anything is loaded. Files, shapes, memory, disk, time; no torch.
 
-Sizes come from config.json alone. What is not on this machine (a hub id) is named as unknown, never guessed.
+Sizes come from config.json alone: the model's own, or for some large targets the published one that is kept here
+(`distill.published`). What is in neither place is named as unknown, never guessed. The figures: `distill.estimate`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distill.counts import count, head_dim, kv_bytes, kv_heads
+from distill.counts import head_dim, kv_heads
+from distill.devices import Device, DeviceTableError, find_device, read_devices
+from distill.estimate import answer_lines, draft_lines
 from distill.fields import sources
-from distill.known import BUNDLED, PRE_NORM, PRUNABLE, SUPPORTED, bundled_folder
+from distill.known import BUNDLED, PRE_NORM, PRUNABLE, SUPPORTED, bundled_folder, text_settings
+from distill.published import published_config
 from distill.readers import TrafficError, is_hub_id
 from distill.recipe import Draft, Recipe
 from distill.traffic import first_prompts
 
 ROWS = 20
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-ADAM = 16  # bytes a trained parameter: float32 weight, gradient and two moments
-# recipes/code.yaml on two CPU cores with bf16 products: 380 steps of 1.34 s (6 x parameters read x 4,096 tokens each);
-# 68,293 answer tokens of the bundled target in 273 s, 64 rows at a time.
-TRAIN_FLOPS, ANSWER_FLOPS = 2.3e11, 6.7e10
 
 
 class CheckError(ValueError):
@@ -46,18 +44,24 @@ def look(recipe: Recipe, name: str) -> list[str]:
     """
     problems = [*_traffic(recipe)]
     lines: list[str] = []
-    target = _config(recipe.target.model, "target.model", problems, lines)
+    device = _device(recipe, problems)
+    target = find_config(recipe.target.model, "target.model", problems, lines)
+    reference = _reference(recipe, problems)
     for key, draft in _drafts(recipe):
         if draft.kind == "pretrained":
             assert draft.model is not None
-            found = _config(draft.model, f"{key}.model", problems, lines)
+            found = find_config(draft.model, f"{key}.model", problems, lines)
         else:
-            found = None if target is None else _cut(key, draft, target, problems)
+            found = None if target is None else cut_config(key, draft, target, problems)
+        if draft.head.size is not None and found is not None and draft.head.size > found["vocab_size"]:
+            problems.append(f"{key}.head.size = {draft.head.size}: the head has {found['vocab_size']} rows")
         if target is not None and found is not None:
-            lines += _estimate(key, recipe, draft, target, found, problems)
-    problems += _teachers(recipe, target)
+            lines += draft_lines(key, recipe, draft, target, found, reference, device, problems)
     if target is not None:
-        lines += _answers(recipe, target)
+        if recipe.distill.teacher == "topk" and recipe.distill.teacher_topk > target["vocab_size"]:
+            kept, rows = recipe.distill.teacher_topk, target["vocab_size"]
+            problems.append(f"distill.teacher_topk = {kept}: the target's head has {rows} rows; lower it")
+        lines += answer_lines(recipe, target, device, problems)
     if problems:
         heading = "a reason" if len(problems) == 1 else f"{len(problems)} reasons"
         raise CheckError("\n".join([f"{name}: {heading} not to start", *(f"  {line}" for line in problems)]))
@@ -83,19 +87,38 @@ def _traffic(recipe: Recipe) -> Iterator[str]:
             yield f"traffic.{split}: {error}"
 
 
-def _teachers(recipe: Recipe, target: Mapping[str, Any] | None) -> Iterator[str]:
-    """What the losses compare the draft with."""
-    stage = recipe.distill
+def _device(recipe: Recipe, problems: list[str]) -> Device | None:
+    """What `trainer.gpu` names; None where it names nothing."""
+    if recipe.trainer.gpu is None:
+        return None
+    try:
+        return find_device(recipe.trainer.gpu, read_devices())
+    except DeviceTableError as error:
+        problems.append(str(error))
+        return None
+
+
+def _reference(recipe: Recipe, problems: list[str]) -> dict[str, Any] | None:
+    """The config.json of the draft that tells which positions to train on, where there is one."""
+    name = recipe.distill.reference
+    if name is None:
+        return None
     # Path.is_file raises for a very long name.
-    if stage.reference is not None and not os.path.isfile(os.path.join(stage.reference, "config.json")):
-        yield f"distill.reference {stage.reference}: no config.json: not the folder of a finished draft"
-    if target is not None and stage.teacher == "topk" and stage.teacher_topk > target["vocab_size"]:
-        rows = target["vocab_size"]
-        yield f"distill.teacher_topk = {stage.teacher_topk}: the target's head has {rows} rows; lower it"
+    if not os.path.isfile(os.path.join(name, "config.json")):
+        problems.append(f"distill.reference {name}: no config.json: not the folder of a finished draft")
+        return None
+    return find_config(name, "distill.reference", problems, [])
 
 
-def _config(name: str, key: str, problems: list[str], lines: list[str]) -> dict[str, Any] | None:
-    """The config.json of a model that lies here, or None; says why not."""
+def find_config(name: str, key: str, problems: list[str], lines: list[str]) -> dict[str, Any] | None:
+    """The config.json of a model that lies here or whose numbers are kept here, or None.
+
+    Args:
+        name: bundled name, folder or hub id.
+        key: of the recipe, for messages.
+        problems: gets what is wrong with it.
+        lines: gets what is not known, and where published numbers are used.
+    """
     folder = bundled_folder(name) if name in BUNDLED else Path(name).expanduser()
     path = folder / "config.json"
     if name in BUNDLED and not path.is_file():
@@ -109,6 +132,9 @@ def _config(name: str, key: str, problems: list[str], lines: list[str]) -> dict[
     if not folder.is_dir():
         if folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
             problems.append(f"{key} {name}: neither a bundled name ({', '.join(BUNDLED)}) nor a folder nor a hub id")
+        elif (published := published_config(name)) is not None:
+            lines.append(f"{key} {name}: sizes by its published config.json; the hub is not asked")
+            return published
         else:
             lines.append(f"{key} {name}: a hub id that is not looked up here, so its sizes are unknown")
         return None
@@ -117,6 +143,8 @@ def _config(name: str, key: str, problems: list[str], lines: list[str]) -> dict[
     except (OSError, ValueError) as error:
         problems.append(f"{path}: {getattr(error, 'strerror', None) or f'not valid JSON: {error}'}")
         return None
+    if isinstance(config, dict):
+        config = text_settings(config) or config
     if not isinstance(config, dict) or config.get("model_type") not in SUPPORTED:
         kind = config.get("model_type") if isinstance(config, dict) else None
         problems.append(f"{key} {name}: model type {kind!r} is not supported; supported are {', '.join(SUPPORTED)}")
@@ -128,8 +156,15 @@ def _config(name: str, key: str, problems: list[str], lines: list[str]) -> dict[
     return config
 
 
-def _cut(key: str, draft: Draft, target: Mapping[str, Any], problems: list[str]) -> dict[str, Any] | None:
-    """The config of a pruned draft, or None with what is wrong."""
+def cut_config(key: str, draft: Draft, target: Mapping[str, Any], problems: list[str]) -> dict[str, Any] | None:
+    """What the config.json of a pruned draft says of its sizes, or None.
+
+    Args:
+        key: of the draft in the recipe, for messages.
+        draft: its stage, kind: prune.
+        target: content of the target's config.json.
+        problems: gets what can not be cut.
+    """
     kind, layers = target["model_type"], target["num_hidden_layers"]
     before = len(problems)
     if kind not in PRUNABLE:
@@ -160,115 +195,3 @@ def _cut(key: str, draft: Draft, target: Mapping[str, Any], problems: list[str])
         "num_attention_heads": groups * group,
         "head_dim": head_dim(target),
     }
-
-
-def _estimate(
-    key: str,
-    recipe: Recipe,
-    draft: Draft,
-    target: Mapping[str, Any],
-    config: Mapping[str, Any],
-    problems: list[str],
-) -> Iterator[str]:
-    """Size, training memory, disk and minutes of one draft."""
-    head, stage = draft.head, recipe.distill
-    if head.size is not None and head.size > config["vocab_size"]:
-        problems.append(f"{key}.head.size = {head.size}: the head has {config['vocab_size']} rows")
-    stored, read = count(config, head.size)
-    if head.rank is not None:
-        rows, width = config["vocab_size"], config["hidden_size"]
-        stored = count({**config, "tie_word_embeddings": False})[0]
-        read = count(config, 0)[1] + head.rank * (rows + width)
-    by_stored, by_read = (size / whole for size, whole in zip((stored, read), count(target)))
-    frac, (low, high) = by_stored if draft.size_count == "stored" else by_read, draft.size_frac
-    if not low <= frac <= high:
-        problems.append(
-            f"{key}.size_frac = [{low}, {high}]: the draft has {frac:.4f} of the target's parameters by size_count = "
-            f"{draft.size_count} (stored {by_stored:.4f}, read {by_read:.4f}); keep "
-            f"{'fewer' if frac > high else 'more'} layers, change the widths or the head, or set other bounds"
-        )
-    trained = stored
-    if draft.lora is not None:
-        trained = _lora_count(config, draft.lora.rank)
-    optimizer = ADAM * trained + 4 * (stored if draft.lora is not None else 0)
-    rows = config["vocab_size"] if head.size is None else head.size + stage.outside_rows
-    teacher = target["vocab_size"] * target["hidden_size"] * BYTES[recipe.target.dtype]
-    chunk = 6 * 4 * min(stage.chunk_tok, stage.tokens_per_step) * rows
-    disk = 2 * (4 * stored + 8 * trained) + 4 * stored + BYTES[draft.dtype] * stored
-    yield (
-        f"{key}: {stored / 1e6:.1f} M parameters stored ({by_stored:.1%} of the target's), {read / 1e6:.1f} M read per "
-        f"drafted token ({by_read:.1%})"
-    )
-    yield (
-        f"{key}: training takes about {_gb(optimizer)} for weights, gradients and optimizer, {_gb(teacher)} for the "
-        f"target's head and {_gb(chunk)} for logits, activations not counted; on disk {_gb(disk)} of checkpoints and "
-        "draft"
-    )
-    steps = stage.max_steps if recipe.draft.race_steps is None else recipe.draft.race_steps
-    if pace := _own_pace(recipe):
-        seconds, where = pace
-        minutes = steps * seconds / 60
-        yield f"{key}: about {minutes:.1f} minutes for {steps} steps at {seconds:.2f} s, measured in {where}"
-    elif recipe.trainer.accelerator == "cuda":
-        yield f"{key}: minutes unknown: no earlier run of this recipe here; the first 20 steps will tell"
-    else:
-        spent = 6 * read * stage.tokens_per_step * stage.accumulate * steps
-        yield (
-            f"{key}: about {spent / TRAIN_FLOPS / 60:.1f} minutes for {steps} steps on a CPU, at the "
-            f"{TRAIN_FLOPS / 1e9:.0f} GFLOP/s measured on two cores with bf16 products; a GPU's are unknown"
-        )
-
-
-def _lora_count(config: Mapping[str, Any], rank: int) -> int:
-    """Parameters of the updates: rank x (inputs + outputs) of each linear layer."""
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    queries, keys = config["num_attention_heads"] * head_dim(config), kv_heads(config) * head_dim(config)
-    one = 2 * (width + queries) + 2 * (width + keys) + 3 * (width + inner)
-    return int(config["num_hidden_layers"] * rank * one)
-
-
-def _answers(recipe: Recipe, target: Mapping[str, Any]) -> Iterator[str]:
-    """What writing the answers takes."""
-    stage, size = recipe.responses, BYTES[recipe.target.dtype]
-    stored, read = count(target)
-    prompts = recipe.traffic.num_train
-    tokens = prompts * stage.max_new_tok
-    longest = min(recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1) + stage.max_new_tok
-    cache = min(stage.batch_size, prompts) * longest * kv_bytes(target, size)
-    yield (
-        f"target: {stored / 1e6:.1f} M parameters, {_gb(stored * size)} as {recipe.target.dtype}; up to {_gb(cache)} "
-        "of KV cache while it answers"
-    )
-    # Held-out answers are a few dozen prompts a domain.
-    disk = tokens * target["hidden_size"] * 2
-    text = f"answers: at most {prompts} x {stage.max_new_tok} tokens, {_gb(disk)} of hidden states on disk"
-    if recipe.trainer.accelerator == "cuda":
-        yield text
-    else:
-        minutes = 2 * read * tokens / ANSWER_FLOPS / 60
-        yield f"{text}, on a CPU at most about {minutes:.1f} minutes (250 tokens/s measured with 135 M on two cores)"
-
-
-def _own_pace(recipe: Recipe) -> tuple[float, Path] | None:
-    """Median seconds of a step in the newest finished run of this name with the same training batch and draft."""
-    run = (Path(recipe.output_dir) / recipe.name / "latest").resolve()
-    try:
-        former = json.loads((run / "recipe.json").read_text())
-        rows = [json.loads(line) for line in (run / "train.jsonl").read_text().splitlines()]
-    except (OSError, ValueError):
-        return None
-    mine = recipe.model_dump(mode="json")
-    for stage, keys in (
-        ("distill", ("tokens_per_step", "accumulate", "max_length")),
-        ("trainer", None),
-        ("draft", None),
-    ):
-        one, other = (data.get(stage, {}) for data in (former, mine))
-        if any(one.get(key) != other.get(key) for key in (keys or other)):
-            return None
-    spans = [row["step_ms"] for row in rows if "step_ms" in row]
-    return (statistics.median(spans) / 1e3, run) if spans else None
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e7 else f"{num_bytes / 1e6:.2f} MB"

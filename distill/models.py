@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,8 +25,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from distill.convert import ModelUnavailable, convert, fetch, file_sha256, is_whole
-from distill.known import BUNDLED, SUPPORTED, Bundled, bundled_folder, cache_dir
+from distill.convert import ModelUnavailable, convert, fetch, file_sha256, is_whole, lock
+from distill.known import BUNDLED, SUPPORTED, Bundled, bundled_folder, cache_dir, text_settings
+from distill.text_only import text_part
 
 __all__ = [
     "BUNDLED",
@@ -85,7 +84,7 @@ def resolve(name: str, revision: str | None = None) -> str:
     path = Path(os.path.expanduser(name))  # os.path takes what Path raises for: unknown users, very long names, NUL
     if name in BUNDLED:
         folder = bundled_folder(name)
-        with _lock(folder):
+        with lock(folder):
             if not is_whole(folder):
                 with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as temp:
                     convert(fetch(BUNDLED[name], Path(temp)), folder, {"name": name, **asdict(BUNDLED[name])})
@@ -94,11 +93,12 @@ def resolve(name: str, revision: str | None = None) -> str:
             raise ModelUnavailable(f"{path}: no such GGUF file")
         digest = _cached_sha256([path])
         folder = cache_dir() / f"{path.stem}-{digest[:12]}"
-        with _lock(folder):
+        with lock(folder):
             if not is_whole(folder):
                 convert(path, folder, {"name": path.stem})
     elif os.path.isdir(path):
-        folder = path
+        _check_folder(path)
+        folder = text_part(path)
     elif os.path.exists(path) or path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise ModelUnavailable(
             f"model {name!r}: neither a bundled name ({', '.join(BUNDLED)}) nor a folder here; "
@@ -208,13 +208,14 @@ def _from_hub(name: str, revision: str | None) -> str:
         config = hf_hub_download(name, "config.json", revision=revision)
         _check_type(Path(config), name)
         patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
-        return str(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        folder = snapshot_download(name, revision=revision, allow_patterns=patterns)
     except (OSError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelUnavailable(
             f"{name!r} is neither a bundled name ({', '.join(BUNDLED)}) nor a folder here, "
             f"and the hub did not give it: {reason}"
         ) from error
+    return str(text_part(Path(folder)))
 
 
 def _check_folder(folder: Path) -> None:
@@ -239,6 +240,7 @@ def _check_type(config: Path, name: str) -> None:
         raise ModelUnavailable(f"{config}: not valid JSON: {error}") from error
     if not isinstance(settings, dict):
         raise ModelUnavailable(f"{config}: holds a {type(settings).__name__}; a config is a mapping of keys to values")
+    settings = text_settings(settings) or settings
     if settings.get("model_type") not in SUPPORTED:
         raise UnsupportedModel(
             f"{name}: model type {settings.get('model_type')!r} is not supported; supported are {', '.join(SUPPORTED)}"
@@ -263,23 +265,6 @@ def _reading(folder: str, what: str) -> Iterator[None]:
         raise ModelUnavailable(
             f"{folder}: its {what} cannot be read: {type(error).__name__}: {reason}; fetch or save the checkpoint again"
         ) from error
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Lets one process at a time fill `folder`; clears what a killed one left half-made."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        file = (folder.parent / f"{folder.name}.lock").open("w")
-    except OSError as error:
-        raise ModelUnavailable(
-            f"the cache folder {folder.parent} can not be written: {error.strerror}; set SPECDRAFT_CACHE to another"
-        ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        for left in folder.parent.glob(f".{folder.name}-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
 
 
 def _cached_sha256(paths: list[Path]) -> str:

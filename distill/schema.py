@@ -245,6 +245,8 @@ class TrainerStage(Stage):
         devices: processes that train together, each with the whole draft.
         num_nodes: 1; several machines are not built.
         strategy: of Lightning's Trainer; with several devices auto or ddp.
+        gpu: name in the device table (`distill/published/devices.json`) that --check and eval.plan predict for; it
+            changes nothing that runs.
         num_threads: CPU threads; null leaves torch's choice.
         graph: capture CUDA graphs when the device is CUDA.
         compile: run the evaluation's steps through torch.compile; each shape takes half a minute on a CPU.
@@ -254,6 +256,7 @@ class TrainerStage(Stage):
     devices: Processes = 1
     num_nodes: Processes = 1
     strategy: Text = "auto"
+    gpu: Text | None = None
     precision: Literal["32-true", "bf16-mixed"] = "bf16-mixed"
     num_threads: Positive | None = None
     graph: bool = True

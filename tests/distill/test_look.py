@@ -124,12 +124,34 @@ def test_every_candidate_of_a_race_is_looked_at(world: Path) -> None:
 
 def test_updates_are_counted_as_peft_makes_them(world: Path) -> None:
     from distill.adapt import add_lora
-    from distill.look import _lora_count
+    from distill.counts import lora_count
     from distill.schema_draft import Lora
     from tests.conftest import make_target
 
     config = json.loads((world / "target" / "config.json").read_text())
-    assert _lora_count(config, 4) == add_lora(make_target(), Lora(rank=4))
+    assert lora_count(config, 4) == add_lora(make_target(), Lora(rank=4))
+
+
+def test_every_teacher_optimizer_and_process_is_counted(world: Path) -> None:
+    plain = lines(world, "draft.head={kind: full}")
+    assert "optimizer (adamw)" in plain and "the target's head" in plain and "on each of 1 process:" in plain
+    topk = lines(world, "draft.head={kind: full}", "distill.teacher=topk", "distill.teacher_topk=16")
+    assert "at most 2000 x 12 tokens, 3.07 MB of hidden states on disk and 3.17 MB of the 16 likeliest tokens" in topk
+    live = lines(world, "distill.teacher=live")
+    assert "(a live teacher does not read them)" in live and "the target " in live
+    assert "optimizer (muon)" in lines(world, "distill.optimizer=muon")
+    assert "on each of 2 processes (ddp)" in lines(world, "trainer.devices=2")
+    assert "reads the whole head" in lines(world) and "reads the whole head" not in plain
+
+
+def test_a_gpu_of_the_table_is_predicted_for(world: Path) -> None:
+    text = lines(world, "trainer.gpu=l4")
+    assert "minutes for 10 steps" in text and text.count("predicted for") == 2 and text.count("not measured") == 2
+    with pytest.raises(CheckError, match=r"trainer\.gpu = 'l40' is not in the device table.*did you mean l40s"):
+        lines(world, "trainer.gpu=l40")
+    many = ("distill.tokens_per_step=20000000", "trainer.gpu=l4", "responses.batch_size=2000")
+    with pytest.raises(CheckError, match=r"on each device, and l4 has 24\.00 GB"):
+        lines(world, *many)
 
 
 def test_it_takes_no_torch_and_no_two_seconds(world: Path) -> None:
