@@ -39,7 +39,8 @@ def step_ms(
         config: content of config.json.
         batch, tokens, context: the load.
         head: rows in use and rank; (None, None) is the whole head.
-        eager: the host launches every operation, beside the device's work; else one captured graph does.
+        eager: the host launches every operation, beside the device's work, and the longer of both is seen; else one
+            captured graph does.
 
     Returns:
         milliseconds, predicted.
@@ -57,7 +58,8 @@ def step_ms(
     flops = batch * tokens * (2 * weights + 4 * layers * attention_width(config) * (context + tokens))
     busy = 1e3 * max(moved / (device.bandwidth * device.bandwidth_frac), flops / (device.flops * device.compute_frac))
     ops = layers * LAYER_OPS[config["model_type"]] + STEP_OPS
-    return max(busy, ops * device.launch_ms) if eager else busy + ops * device.replay_ms
+    captured = busy + ops * device.replay_ms
+    return max(captured, ops * device.launch_ms) if eager else captured
 
 
 def predict_costs(

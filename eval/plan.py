@@ -3,7 +3,8 @@
 The target is the real one; the drafts have random weights, because time does not depend on them. For each shape and k
 it prints the acceptance at which speculation breaks even, the tokens per cycle that 1.25x, 1.5x and 2x need, and the
 ceiling. With eval.simulate requests are decoded at that acceptance, to check what is predicted. plan.json goes to
-OUTPUT_DIR/NAME/plan.json.
+OUTPUT_DIR/NAME/plan.json. With --device-table nothing is measured or loaded: all of it is predicted for GPUs that are not
+here, from their published peaks, and says so.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
+from distill.devices import find_device, read_devices
 from distill.recipe import Recipe, dump, load_recipe
 from engine.costs import Costs
+from eval.plan_table import CALIBRATION, predict_plan, read_factors, table_of
 from eval.plan_view import CONTEXTS, case_of_plan, load_table, tables, verdict, what_if_table
 from eval.simulated import check_table
 from eval.whatif import parse
@@ -43,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     ask = "ask the cost model: draft=0.5 | alpha=0.8,k=4 | batch=16,context=8192 (may be repeated)"
     parser.add_argument("--what-if", action="append", default=[], metavar="NAME=VALUE,...", help=ask)
     parser.add_argument("--plan", type=Path, metavar="FILE", help="a plan.json to read in place of measuring")
+    table = "predict from a device table, such as distill/published/devices.json; no weights are needed"
+    parser.add_argument("--device-table", type=Path, metavar="FILE", help=table)
+    one = "the device of the table to say all about; by default trainer.gpu, else the table's first"
+    parser.add_argument("--gpu", metavar="NAME", help=one)
+    given = "what python -m eval.calibrate wrote: how far the prediction is off on a device that is here"
+    parser.add_argument("--calibration", type=Path, metavar="FILE", default=CALIBRATION, help=given)
     parser.add_argument("--check", action="store_true", help="check the recipe, measure nothing")
     args = parser.parse_intermixed_args(argv)
     if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
@@ -56,16 +65,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(dump(recipe))  # noqa: T201 - the answer to --check
             return 0
         questions = [parse(text) for text in args.what_if]
-        plan = read_plan(args.plan) if args.plan else measure_plan(recipe)
+        others: list[dict[str, Any]] = []
+        if args.device_table:
+            plan, others = predict_plans(recipe, args.device_table, args.gpu, args.calibration)
+        else:
+            plan = read_plan(args.plan) if args.plan else measure_plan(recipe)
         path = args.plan or _write(recipe, plan)
         case = case_of_plan(plan, recipe.eval.max_new_tok)
     except (ValueError, OSError) as error:
         console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
         return 2
     out = Console()
-    for table in tables(plan):
-        out.print(table)
-    out.print(load_table(case))
+    if others:
+        out.print(table_of(others, recipe.eval.min_speedup))
+    for found in tables(plan):
+        out.print(found)
+    out.print(load_table(case, bool(plan.get("predicted"))))
     if plan.get("simulated"):
         out.print(check_table(plan["simulated"]))
     if questions:
@@ -76,10 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(recipe: Recipe, plan: dict[str, Any]) -> Path:
-    """plan.json beside the recipe's runs, whole or not at all."""
-    path = Path(recipe.output_dir) / recipe.name / "plan.json"
+    """plan.json beside the recipe's runs, whole or not at all; a predicted one has its device in its name."""
+    name = f"plan-{plan['device']}-predicted.json" if plan.get("predicted") else "plan.json"
+    path = Path(recipe.output_dir) / recipe.name / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(".plan.json.tmp")
+    temporary = path.with_name(f".{name}.tmp")
     temporary.write_text(json.dumps(plan, indent=2), encoding="utf-8")
     os.replace(temporary, path)
     return path
@@ -98,6 +114,27 @@ def read_plan(path: Path) -> dict[str, Any]:
     if not isinstance(plan, dict) or not {"costs", "shapes", "device"} <= set(plan):
         raise ValueError(f"--plan {path}: no plan; give the plan.json that python -m eval.plan wrote")
     return plan
+
+
+def predict_plans(
+    recipe: Recipe, table: Path, gpu: str | None, calibration: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The plan for one device of a table, and the plans for all of them.
+
+    Args:
+        recipe: its target and draft shape.
+        table: the device table.
+        gpu: the one; None is trainer.gpu, else the table's first.
+        calibration: see `eval.calibrate`.
+
+    Raises:
+        ValueError: a table, a device or sizes that are not there.
+    """
+    devices, factors = read_devices(table), read_factors(calibration)
+    name = gpu or recipe.trainer.gpu or next(iter(devices))
+    chosen = find_device(name, devices, "--gpu" if gpu else "trainer.gpu")
+    plans = {device.name: predict_plan(recipe, device, factors) for device in devices.values()}
+    return plans[chosen.name], list(plans.values())
 
 
 def measure_plan(recipe: Recipe) -> dict[str, Any]:

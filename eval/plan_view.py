@@ -70,9 +70,10 @@ def what_if_table(case: Case, questions: Sequence[Question]) -> Table:
     return table
 
 
-def load_table(case: Case) -> Table:
-    """Ceilings by context and batch of the recipe's shape."""
-    table = Table(title=f"By load (k = {case.k}, acceptance {case.accept[0]:g}, prefill left out)")
+def load_table(case: Case, predicted: bool = False) -> Table:
+    """Ceilings by context and batch of the recipe's shape; `predicted` where its costs were not measured either."""
+    how = "Predicted by load" if predicted else "By load"
+    table = Table(title=f"{how} (k = {case.k}, acceptance {case.accept[0]:g}, prefill left out)")
     names = (
         "context",
         "batch",
@@ -99,7 +100,7 @@ def load_table(case: Case) -> Table:
             f"{load['predicted']:.2f}x",
             str(load["best_k"] or "off"),
             even,
-            "" if load["measured_load"] else "not measured there",
+            "" if predicted or load["measured_load"] else "not measured there",
         )
     return table
 
@@ -107,7 +108,14 @@ def load_table(case: Case) -> Table:
 def tables(plan: dict[str, Any]) -> list[Table]:
     """One table of shapes, and for each shape one of draft lengths, at the shortest context."""
     costs = [Costs.from_json(c) for c in plan["costs"]]
-    overview = Table(title=f"Draft shapes on {plan['device']} ({plan['num_threads']} threads, {plan['dtype']})")
+    where = f"{plan['num_threads']} threads, " if "num_threads" in plan else ""
+    mark = "Predicted, not measured: draft" if plan.get("predicted") else "Draft"
+    overview = Table(title=f"{mark} shapes on {plan['device']} ({where}{plan['dtype']})")
+    if plan.get("predicted"):
+        overview.caption = (
+            f"from {plan['source']}; verify passes x {plan['factors']['verify']:.2f} and draft steps x "
+            f"{plan['factors']['draft']:.2f}: how far the same prediction was off for them where both were measured"
+        )
     for column in (
         "shape",
         "stored",
@@ -134,14 +142,15 @@ def tables(plan: dict[str, Any]) -> list[Table]:
             f"{c.t_ms:.2f}",
             f"{model.verify_ms(c, 1):.2f}",
             f"{model.ceiling(c).speedup:.2f}x",
-            " / ".join(f"{kv[name]:.2f}" for name in ("fit", "difference", "bandwidth")),
+            " / ".join(f"{kv[name]:.2f}" for name in ("fit", "difference", "bandwidth") if name in kv),
         )
     found = [overview]
     for c in (c for c in costs if c.context == min(CONTEXTS) and c.batch == 1):
-        table = Table(title=f"{c.draft}: what k proposals need (context {c.context})")
+        table = Table(title=f"{mark} shape {c.draft}: what k proposals need (context {c.context})")
         alphas = (*PLAUSIBLE_ALPHA, 1.0)
         heads = (
             "k",
+            "V ms",
             "cycle ms",
             "break-even alpha",
             *(f"tau for {s:g}x" for s in SPEEDUPS),
@@ -154,7 +163,8 @@ def tables(plan: dict[str, Any]) -> list[Table]:
             needed = [model.needed_tau(c, k, s) for s in SPEEDUPS]
             table.add_row(
                 str(k),
-                f"{model.cycle_ms(c, k):.1f}",
+                f"{model.verify_ms(c, k):.2f}",
+                f"{model.cycle_ms(c, k):.2f}",
                 "never" if even is None else f"{even:.2f}",
                 *("never" if tau is None else f"{tau:.2f}" for tau in needed),
                 *(f"{model.predicted_speedup(c, k, alpha):.2f}x" for alpha in alphas),
@@ -164,12 +174,21 @@ def tables(plan: dict[str, Any]) -> list[Table]:
 
 
 def verdict(plan: dict[str, Any], min_speedup: float) -> str:
-    """One line: train this shape, another one, or none.
+    """One line: train this shape, another one, or none; of a predicted plan it says so.
 
     Args:
         plan: plan.json.
         min_speedup: what the recipe asks for.
     """
+    if not plan.get("predicted"):
+        return _advice(plan, min_speedup)
+    if plan["fits_bytes"] > plan["memory_bytes"]:
+        need, have = plan["fits_bytes"] / 1e9, plan["memory_bytes"] / 1e9
+        return f"Does not fit: target and draft take {need:.0f} GB, {plan['device']} has {have:.0f} GB."
+    return f"Predicted, not measured: {_advice(plan, min_speedup)}"
+
+
+def _advice(plan: dict[str, Any], min_speedup: float) -> str:
     shortest = (min(CONTEXTS), 1)
     costs = [Costs.from_json(c) for c in plan["costs"] if (c["context"], c["batch"]) == shortest]
     perfect = {c.draft: max(model.predicted_speedup(c, k, 1.0) for k in c.ks) for c in costs}
