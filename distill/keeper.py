@@ -7,6 +7,7 @@ unless each holds only a part of the draft.
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,13 @@ class Writer(TorchCheckpointIO):
             torch.save(checkpoint, path)
         except OSError as error:
             self._error = error
-        except RuntimeError as error:  # torch's writer has no other
-            self._error = OSError(f"{path}: {error}")
+        except RuntimeError as error:  # torch's writer has no other, and does not say why
+            folder = Path(path).parent
+            free = shutil.disk_usage(folder).free
+            self._error = OSError(
+                f"{folder}: the checkpoint could not be written whole, and {free / 1e6:.1f} MB are free; the older one "
+                f"is kept; make room ({error})"
+            )
 
     def check(self) -> None:
         """Raises the error of the last save."""
