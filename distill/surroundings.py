@@ -54,6 +54,7 @@ def talk() -> None:
     logging.basicConfig(format="%(message)s", handlers=[terminal])
     logging.getLogger().setLevel(logging.INFO)
     logging.getLogger("distill").setLevel(logging.DEBUG)
+    logging.raiseExceptions = False  # a full disk is told once, not with a traceback for each line of train.log
 
 
 def quiet() -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,11 +131,13 @@ def _lead(recipe: Recipe, resume: Path | None, stop: Stop, place: Place, board: 
             raise
         finally:
             stop.deferred = True  # a signal that comes only now changes nothing any more
-            tracker.finish(code)
+            with suppress(OSError):  # a full disk, which must not hide what is being told
+                tracker.finish(code)
         return 0
     finally:
         logging.getLogger().removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()
 
 
 def _join(recipe: Recipe, stop: Stop, place: Place, board: Board | None) -> int:
