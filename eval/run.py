@@ -27,8 +27,9 @@ from eval.against import before_after, read_earlier
 from eval.budget import Budget
 from eval.cells import Settings
 from eval.race import Race
-from eval.records import BASELINE, LOOKUP, SELF, append_rows, read_rows
+from eval.records import BASELINE, LOOKUP, SELF
 from eval.report import build_report, terminal_table, write_report
+from eval.rowfile import append_rows, read_rows
 
 if TYPE_CHECKING:
     from eval.arms import Arm

@@ -32,8 +32,8 @@ from distill.shape import find_target
 from distill.tokens import encode_prompt, eos_ids
 from distill.traffic import load_prompts
 from distill.train import main
-from eval.records import append_rows, read_rows
 from eval.report import build_report, write_report
+from eval.rowfile import append_rows, read_rows
 from scripts.readme_report import END, START
 from scripts.readme_report import main as readme
 from tests.conftest import make_target, make_tokenizer
