@@ -12,11 +12,9 @@ it would in serving. All passes over one request start from the same memory.
 from __future__ import annotations
 
 import copy
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +29,8 @@ from engine.speculate import Decoder
 from eval.arms import Arm
 from eval.decoders import EvalRequest, Load, RequestSet, build_decoder
 from eval.flow import serve
-from eval.records import BASELINE, Cycle, RequestRow
+from eval.records import BASELINE, RequestRow
+from eval.rowmake import blank_row, finished_row
 
 __all__ = ["Bench", "EvalRequest", "Load", "RequestSet", "decode"]
 
@@ -173,7 +172,7 @@ class Bench:
         if need > room:
             reason = f"{len(request.ids)} prompt + {self.load.max_new} new tokens exceed the target's {room} positions"
             for arm in arms:
-                yield replace(self._blank(request, arm, "bare", 0, warmup), error=reason)
+                yield replace(self._row(request, arm, "bare", 0, warmup), error=reason)
             return
         ids = torch.tensor(request.ids, device=self.target.device)
         hidden, prefill_ms = self._prefill(self.target, ids)
@@ -188,7 +187,7 @@ class Bench:
         memory = self._memory(arms, 1)
         for arm, clock, repeat in runs:
             self._recall(arm, 1, memory)
-            blank = self._blank(request, arm, clock, repeat, warmup)
+            blank = self._row(request, arm, clock, repeat, warmup)
             draft_ms = draft_prefill.get(arm.runner, 0.0)
             yield self._run(replace(blank, prefill_ms=prefill_ms, draft_prefill_ms=draft_ms), request, arm, hidden)
         if warmup:  # it comes again, timed
@@ -210,7 +209,7 @@ class Bench:
         start_s = time.perf_counter()
         answer = decoder.resume(Request(request.id, request.ids, load.max_new, load.temperature), hidden)
         wall_ms, phases = decode(decoder, answer, clock)
-        return _done(
+        return finished_row(
             blank,
             answer,
             wall_ms=wall_ms,
@@ -227,8 +226,8 @@ class Bench:
         asked = [Request(name, r.ids, load.max_new, load.temperature) for name, r in by_name.items()]
         for served in serve(decoder, asked, batch, decoder.clock):
             request = by_name[served.answer.request.id]
-            blank = self._blank(request, arm, clock, request.repeat, warmup)
-            yield _done(
+            blank = self._row(request, arm, clock, request.repeat, warmup)
+            yield finished_row(
                 replace(blank, batch=batch, set=each.index),
                 served.answer,
                 wall_ms=served.wall_ms,
@@ -242,45 +241,10 @@ class Bench:
                 start_s=served.start_s,
             )
 
-    def _blank(self, request: EvalRequest, arm: Arm, clock: str, repeat: int, warmup: bool) -> RequestRow:
+    def _row(self, request: EvalRequest, arm: Arm, clock: str, repeat: int, warmup: bool) -> RequestRow:
         """A row with all that is known before the run."""
         self._order += 1
-        return RequestRow(
-            request_id=request.id,
-            domain=request.domain,
-            group=request.group,
-            arm=arm.name,
-            draft=arm.draft,
-            k=arm.k,
-            batch=1,
-            context_tok=len(request.ids),
-            new_tok=0,
-            repeat=repeat,
-            clock=clock,
-            warmup=warmup,
-            error="not run",
-            finish="",
-            cycles=(),
-            wall_ms=0.0,
-            prefill_ms=0.0,
-            draft_prefill_ms=0.0,
-            phases_ms=None,
-            waste_ms=None,
-            ttft_ms=0.0,
-            tokens_sha="",
-            device=str(self.target.device),
-            dtype=str(self.target.dtype).removeprefix("torch."),
-            temperature=self.load.temperature,
-            seed=self.load.seed,
-            start_s=time.perf_counter(),
-            order=self._order,
-            label=arm.label,
-            policy=arm.policy,
-            rule=arm.rule,
-            tree=() if arm.tree is None else arm.tree.parents,
-            draft_temperature=arm.draft_temperature,
-            recent=arm.recent,
-        )
+        return blank_row(request, arm, clock, repeat, warmup, self.target, self.load, self._order)
 
 
 def _passes(arms: Sequence[Arm], index: int, both: bool) -> list[tuple[Arm, str]]:
@@ -289,19 +253,6 @@ def _passes(arms: Sequence[Arm], index: int, both: bool) -> list[tuple[Arm, str]
         return [(arm, "bare") for arm in (reversed(arms) if index % 2 else arms)]
     first, second = ("phased", "bare") if index % 2 else ("bare", "phased")
     return [(arm, first) for arm in arms] + [(arm, second) for arm in reversed(arms)]
-
-
-def _done(blank: RequestRow, answer: Answer, **times: Any) -> RequestRow:
-    """The row of a finished answer."""
-    return replace(
-        blank,
-        error=None,
-        new_tok=len(answer.tokens),
-        finish=answer.finish,
-        cycles=tuple(Cycle(c.proposed, c.accepted, c.emitted, c.cut) for c in answer.cycles),
-        tokens_sha=hashlib.sha1(repr(answer.tokens).encode(), usedforsecurity=False).hexdigest(),
-        **times,
-    )
 
 
 def decode(decoder: Decoder, answer: Answer, clock: Clock) -> tuple[float, dict[str, float]]:
