@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import lightning.pytorch as pl
@@ -335,5 +336,13 @@ def _others_told(recipe: Recipe, run: Run) -> Iterator[None]:
 
 
 def checkpoint_step(path: Path) -> int:
-    """Optimizer steps taken when a checkpoint was written."""
-    return int(torch.load(path, weights_only=True, mmap=True)["global_step"])
+    """Optimizer steps taken when a checkpoint was written.
+
+    Raises:
+        RunError: it is no training checkpoint, or holds more than data.
+    """
+    try:
+        return int(torch.load(path, weights_only=True, mmap=True)["global_step"])
+    except (UnpicklingError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RunError(f"{path}: no training checkpoint ({reason}); remove it to go on from an older one") from error
