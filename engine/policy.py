@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.cycle import MAX_K, Costs, cycle_ms
 
@@ -151,3 +151,22 @@ class Adaptive:
 
     def forget(self, request: str) -> None:
         self._seen.pop(request, None)
+
+    def state(self) -> dict[str, Any]:
+        """What was learnt of all requests, JSON-ready; taken while none is running."""
+        return {"all": [list(pair) for pair in self._all], "idle": self._idle, "failed": self._failed}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `state`.
+
+        Raises:
+            ValueError: of a policy with another largest k, or no state.
+        """
+        try:
+            means = [(float(kept), float(judged)) for kept, judged in state["all"]]
+            idle, failed = int(state["idle"]), int(state["failed"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"adaptive policy: {dict(state)!r:.100} is no state of one") from error
+        if len(means) != self.most or not all(0 <= kept <= judged and judged > 0 for kept, judged in means):
+            raise ValueError(f"adaptive policy: state {means!r:.100} is not of one with k up to {self.most}")
+        self._all, self._idle, self._failed = means, idle, failed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.records import Cycle, RowError
+from eval.records import Cycle, RequestRow, RowError
 from eval.rowfile import append_rows, read_rows
 from tests.eval.rows import make_row, make_run, plain, timed
 
