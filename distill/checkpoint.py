@@ -34,6 +34,12 @@ FORMAT = 1
 # In a folder of its own: servers load every *.safetensors file that lies beside config.json.
 FACTORS = Path("low_rank_head") / "factors.safetensors"
 
+# What draft.json holds where it holds it; null is as good as nothing.
+KINDS: dict[str, type] = {
+    "shortlist": list, "weights_sha256": dict, "target": dict, "traffic": dict, "size": dict, "head": dict,
+    "temperature": dict,
+}  # fmt: skip
+
 
 class BrokenDraft(ValueError):
     """A draft folder that is incomplete, damaged, or made for another target."""
@@ -141,13 +147,11 @@ def read_draft(folder: Path) -> Draft:
     meta = _read_json(folder / "draft.json")
     if meta.get("format") != FORMAT:
         raise BrokenDraft(f"{folder}/draft.json: format {meta.get('format')!r}, this version reads {FORMAT}")
-    rows = _read_json(folder / "config.json")["vocab_size"]
+    _check_meta(folder / "draft.json", meta)
+    rows = _rows(folder)
     shortlist = meta.get("shortlist")
     ids = None if shortlist is None else torch.tensor(_checked_shortlist(shortlist, rows), dtype=torch.long)
-    factors = None
-    if (folder / FACTORS).is_file():
-        tensors = load_file(folder / FACTORS)
-        factors = (tensors["left"], tensors["right"])
+    factors = _read_factors(folder / FACTORS, rows) if (folder / FACTORS).is_file() else None
     return Draft(folder, ids, factors, meta)
 
 
@@ -173,7 +177,7 @@ def verify_draft(
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise BrokenDraft(f"{folder}: no *.safetensors file")
-    for name, expected in draft.meta.get("weights_sha256", {}).items():
+    for name, expected in (draft.meta.get("weights_sha256") or {}).items():
         if not (folder / name).is_file():
             raise BrokenDraft(f"{folder}/{name}: missing")
         if (found := _sha256(folder / name)) != expected:
@@ -188,7 +192,7 @@ def verify_draft(
             raise BrokenDraft(f"{path}: not a whole safetensors file ({error})") from error
         if bad:
             raise BrokenDraft(f"{path}: {len(bad)} tensors hold NaN or infinity, first {bad[0]}")
-    check_shared(target_tokenizer, draft_tokenizer, target_rows, _read_json(folder / "config.json")["vocab_size"])
+    check_shared(target_tokenizer, draft_tokenizer, target_rows, _rows(folder))
     return draft
 
 
@@ -201,6 +205,45 @@ def _check_room(folder: Path, model: PreTrainedModel, num_tokens: int) -> None:
             f"the draft takes about {needed / 1e6:.1f} MB, but {free / 1e6:.1f} MB are free; make room",
             str(folder),
         )
+
+
+def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
+    """What is there must be of the type that is written: others read these keys without asking."""
+    for key, kind in KINDS.items():
+        if not isinstance(meta.get(key), (kind, type(None))):
+            raise BrokenDraft(
+                f"{path}: {key} is {meta[key]!r:.80}; it must be a {kind.__name__}: export the draft again"
+            )
+    fitted = meta.get("temperature") or {"target": 0, "draft": 0}
+    inner = (
+        ("shortlist", all(type(value) is int for value in meta.get("shortlist") or ())),
+        ("weights_sha256", all(isinstance(value, str) for value in (meta.get("weights_sha256") or {}).values())),
+        ("temperature", all(type(fitted.get(key)) in (int, float) for key in ("target", "draft"))),
+        ("target", isinstance((meta.get("target") or {}).get("sha256", ""), str)),
+    )
+    if wrong := [key for key, good in inner if not good]:
+        raise BrokenDraft(f"{path}: {wrong[0]} is damaged ({meta[wrong[0]]!r:.80}); export the draft again")
+
+
+def _rows(folder: Path) -> int:
+    """Rows of the embedding, as config.json says."""
+    rows = _read_json(folder / "config.json").get("vocab_size")
+    if type(rows) is not int or rows < 1:
+        raise BrokenDraft(f"{folder}/config.json: vocab_size is {rows!r}; it must be a whole number of rows")
+    return rows
+
+
+def _read_factors(path: Path, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left [rows, r] and right [r, H] of a low-rank head."""
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise BrokenDraft(f"{path}: not a whole safetensors file ({error})") from error
+    left, right = tensors.get("left"), tensors.get("right")
+    if left is None or right is None or left.shape != (rows, right.shape[0]):
+        shapes = {name: list(value.shape) for name, value in tensors.items()}
+        raise BrokenDraft(f"{path}: holds {shapes}; expected left [{rows}, r] and right [r, H]")
+    return left, right
 
 
 def _checked_shortlist(ids: Sequence[int], rows: int) -> list[int]:
@@ -242,9 +285,12 @@ def _sha256(path: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise BrokenDraft(f"{path}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise BrokenDraft(f"{path}: a {type(value).__name__}; expected a mapping of keys to values")
+    return value
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

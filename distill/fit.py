@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import lightning.pytorch as pl
@@ -184,5 +185,13 @@ def _environment(recipe: Recipe, place: Place) -> list[ClusterEnvironment]:
 
 
 def checkpoint_step(path: Path) -> int:
-    """Optimizer steps taken when a checkpoint was written."""
-    return int(torch.load(path, weights_only=True, mmap=True)["global_step"])
+    """Optimizer steps taken when a checkpoint was written.
+
+    Raises:
+        RunError: it is no training checkpoint, or holds more than data.
+    """
+    try:
+        return int(torch.load(path, weights_only=True, mmap=True)["global_step"])
+    except (UnpicklingError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RunError(f"{path}: no training checkpoint ({reason}); remove it to go on from an older one") from error

@@ -7,8 +7,6 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from transformers import (
 )
 
 from distill.convert import ModelUnavailable, convert, fetch, file_sha256, is_whole, lock
+from distill.damage import reading
 from distill.known import BUNDLED, SUPPORTED, Bundled, bundled_folder, cache_dir, text_settings
 from distill.text_only import text_part
 
@@ -130,7 +129,7 @@ def load_model(
         ModelUnavailable, UnsupportedModel: as `resolve`; or a weight is missing or of another shape.
     """
     folder = resolve(name, revision)
-    with _reading(folder, "weights"):
+    with reading(folder, "weights"):
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=DTYPES[dtype],
@@ -152,14 +151,14 @@ def load_model(
 def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Loads the tokenizer that belongs to a checkpoint (arguments and errors as for `load_model`)."""
     folder = resolve(name, revision)
-    with _reading(folder, "tokenizer"):
+    with reading(folder, "tokenizer"):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
 def load_config(name: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Loads the config of a checkpoint and makes sure that a model can be built of it (as `load_model`, no weights)."""
     folder = resolve(name, revision)
-    with _reading(folder, "config.json"), torch.device("meta"):
+    with reading(folder, "config.json"), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return config
@@ -251,20 +250,6 @@ def _check_type(config: Path, name: str) -> None:
             f"{name}: its weights are quantised ({method}); "
             "pruning and distillation need the plain bfloat16 or float16 checkpoint"
         )
-
-
-@contextmanager
-def _reading(folder: str, what: str) -> Iterator[None]:
-    """Whatever a library raises while it reads a checkpoint's files means that these are damaged."""
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # each library has its own; tokenizers raises bare Exception
-        reason = " ".join(str(error).split())[:300]
-        raise ModelUnavailable(
-            f"{folder}: its {what} cannot be read: {type(error).__name__}: {reason}; fetch or save the checkpoint again"
-        ) from error
 
 
 def _cached_sha256(paths: list[Path]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -24,10 +22,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from distill.checkpoint import FACTORS, Draft, verify_draft
-from distill.models import model_hash, resolve
+from distill.checkpoint import FACTORS, Draft, read_draft, verify_draft
+from distill.locks import try_lock
+from distill.models import load_config, load_model, load_tokenizer, model_hash, resolve
+from distill.recipe import dump, load_recipe
 from distill.runs import RunError
 from distill.tokens import eos_ids, fingerprint
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 class ReleaseRefused(ValueError):
@@ -61,19 +63,55 @@ def find_run(folder: Path) -> tuple[Path, dict[str, Any]]:
 
     Raises:
         RunError: no run there, or one that has not finished its draft.
+        RecipeError: its recipe is damaged.
     """
     real = folder.resolve()
     if not (real / "recipe.json").is_file():
         raise RunError(f"{folder}: no recipe.json: not a run folder (runs/<recipe>/<run id>, or runs/<recipe>/latest)")
     if not (real / "draft" / "draft.json").is_file():
         raise RunError(f"{folder}: no draft/draft.json: the run has not finished; go on with it (--resume {folder})")
-    return real, json.loads((real / "recipe.json").read_text(encoding="utf-8"))
+    return real, json.loads(dump(load_recipe(real / "recipe.json")))
+
+
+def read_provenance(run: Path) -> dict[str, Any]:
+    """How a run was started: its command, and the commit (None where it was not known).
+
+    Raises:
+        RunError: provenance.json is missing or damaged.
+    """
+    path = run / "provenance.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        command, git = found.get("command", "not recorded"), found.get("git")
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise RunError(f"{path}: no provenance can be read there ({error})") from error
+    if not isinstance(command, str) or not isinstance(git, dict | None):
+        raise RunError(f"{path}: command is {command!r:.80}, git {git!r:.80}: damaged")
+    return {"command": command, "git": git}
+
+
+def read_made(folder: Path) -> dict[str, Any]:
+    """draft.json, with all in it that a release needs.
+
+    Raises:
+        BrokenDraft: as `read_draft`.
+        ReleaseRefused: a part is missing.
+    """
+    meta = read_draft(folder).meta
+    needed = {"target": "sha256", "size": "stored", "head": "kind"}
+    missing = [f"{key}.{inner}" for key, inner in needed.items() if inner not in (meta.get(key) or {})]
+    missing += ["weights_sha256"] if not meta.get("weights_sha256") else []
+    if missing:
+        raise ReleaseRefused(
+            f"{folder}/draft.json: no {', '.join(missing)}: not as distill.train writes it; train again"
+        )
+    return meta
 
 
 def find_target(name: str, revision: str | None) -> Target:
     """Finds a target's checkpoint and reads what a draft is checked against; its weights are not loaded."""
     folder = Path(resolve(name, revision))
-    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    config, tokenizer = load_config(str(folder)), load_tokenizer(str(folder))
     generation = GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None
     eos = eos_ids(config, generation, tokenizer)
     return Target(name, revision, folder, config.vocab_size, eos, model_hash(folder), tokenizer)
@@ -94,7 +132,7 @@ def check_draft(folder: Path, target: Target) -> tuple[Draft, PreTrainedModel]:
         ReleaseRefused: made for another target; other rows; a tied head that is not one; eos ids that are not the whole
             list; another splitting rule or chat template; a low-rank head that is not the product of its factors.
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(str(folder))
     draft = verify_draft(folder, tokenizer, target.tokenizer, target.rows)
     made_for = draft.meta["target"]["sha256"]
     if made_for != target.sha256:
@@ -113,7 +151,7 @@ def check_draft(folder: Path, target: Target) -> tuple[Draft, PreTrainedModel]:
             f"{folder}/generation_config.json: eos_token_id is {found}, the target ends a text with "
             f"{list(target.eos)}; a server would write past the end. Export the draft again"
         )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load_model(str(folder), "float32")
     _check_rows(folder, model, target.rows)
     if draft.factors is not None:
         _check_factors(folder, model, draft.factors)
@@ -137,7 +175,7 @@ def check_reload(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToke
     again = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"]
     if again != ids:
         raise ReleaseRefused(f"{folder}: loaded again, the tokenizer gives {again[:8]}… instead of {ids[:8]}…")
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
     want, got = (m(torch.tensor([ids])).logits for m in (model, loaded))
     if want.shape != got.shape or not torch.equal(want, got):
         worst = (want - got).abs().max().item() if want.shape == got.shape else float("nan")
@@ -158,11 +196,11 @@ def staged(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{folder.name}-release-"
     for left in folder.parent.glob(f"{prefix}*"):
-        if (lock := _lock(left)) is not None:
+        if (lock := try_lock(left)) is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
     staging = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    lock = _lock(staging)
+    lock = try_lock(staging)
     try:
         yield staging
         for path in staging.rglob("*"):
@@ -186,8 +224,13 @@ def write_checkpoint(staging: Path, draft: Draft, target: Target, more: Mapping[
 
     Returns:
         the completed draft.json.
+
+    Raises:
+        ReleaseRefused: a pickle lies in the draft's folder.
     """
     for path in sorted(draft.folder.iterdir()):
+        if path.suffix in PICKLES:
+            raise ReleaseRefused(f"{path}: a pickle, which runs code when it is opened, is not released; remove it")
         if path.is_file() and path.name != "draft.json":
             shutil.copyfile(path, staging / path.name)
     if draft.factors is not None:
@@ -211,17 +254,6 @@ def upload(folder: Path, hub_id: str) -> str:
     api.create_repo(hub_id, repo_type="model", private=True, exist_ok=True)
     done = api.upload_folder(repo_id=hub_id, folder_path=folder, commit_message="Release of a draft model")
     return str(done.commit_url)
-
-
-def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder until it is closed or the process dies; None when another holds it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    return handle
 
 
 def _check_rows(folder: Path, model: PreTrainedModel, rows: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.cycle import MAX_K, Costs, cycle_ms
 
@@ -170,3 +170,27 @@ class Adaptive:
 
     def forget(self, request: str) -> None:
         self._seen.pop(request, None)
+
+    def state(self) -> dict[str, Any]:
+        """What was learnt of all requests, by kind, JSON-ready; taken while none is running."""
+        return {
+            "means": {kind: [list(pair) for pair in mean] for kind, mean in self._all.items()},
+            "rests": [[sorted(kinds), *rest] for kinds, rest in self._rests.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `state`.
+
+        Raises:
+            ValueError: of a policy with another largest k, or no state.
+        """
+        try:
+            means = {kind: [(float(kept), float(judged)) for kept, judged in mean]
+                     for kind, mean in state["means"].items()}  # fmt: skip
+            rests = {frozenset(map(str, kinds)): [int(idle), int(failed)] for kinds, idle, failed in state["rests"]}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"adaptive policy: {dict(state)!r:.100} is no state of one") from error
+        pairs = [pair for mean in means.values() for pair in mean]
+        if any(len(mean) != self.most for mean in means.values()) or not all(0 <= k <= n and n > 0 for k, n in pairs):
+            raise ValueError(f"adaptive policy: state {means!r:.100} is not of one with k up to {self.most}")
+        self._all, self._rests = means, rests

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from eval.anatomy import PHASE_COLOURS
 from eval.canvas import BLUE, INK, Figure, make_figure
+from eval.entry import whole
 from eval.records import PHASES
 from eval.show import ms, percent, plain, speed
 from eval.views import Report, arm_label, judged_cell
@@ -65,13 +66,15 @@ def read_earlier(path: str | Path) -> dict[str, Any]:
     path = Path(path) / "report.json" if Path(path).is_dir() else Path(path)
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--against {path}: no report.json can be read there ({error})") from error
     if not isinstance(report, dict) or not {"cells", "verdict", "settings"} <= set(report):
         raise ValueError(f"--against {path}: no report of an evaluation; give the report.json that eval.run wrote")
     if report.get("simulated"):
         raise ValueError(f"--against {path}: its acceptance was simulated; give the report of a real evaluation")
-    _side(report, f"--against {path}")
+    with whole(path, "report"):
+        _side(report, f"--against {path}")
+        before_after(report, report)
     return report
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from engine.cache import bucket
 from engine.clock import BareClock, Clock, phased
 from engine.costs import Costs
 from engine.model import Runner
-from engine.policy import Policy
+from engine.policy import Adaptive, Policy
 from engine.request import Answer, Request
 from engine.speculate import Decoder
 from eval.arms import Arm
@@ -66,6 +67,7 @@ class Bench:
     _decoders: dict[tuple[Arm, int], Decoder] = field(default_factory=dict)
     _shapes: set[tuple[int, int]] = field(default_factory=set)
     _order: int = field(default=0)
+    _before: dict[Arm, Policy | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._clocks = {"bare": BareClock(self.target.device), "phased": phased(self.target.device)}
@@ -78,6 +80,7 @@ class Bench:
         phased_every: int = 1,
         takes: Callable[[EvalRequest], bool] | None = None,
         keeps: Callable[[Arm], bool] | None = None,
+        done: Container[str] = (),
     ) -> Iterator[RequestRow]:
         """Rows of all requests under all arms, one request at a time.
 
@@ -88,6 +91,7 @@ class Bench:
             phased_every: of a domain and group, every so many requests one is timed by phase too.
             takes: asked before each request; false leaves it out. None takes all.
             keeps: asked of each arm before each request; false leaves it out. None keeps all.
+            done: ids of requests that were measured before a stop; the others keep their turns.
 
         Yields:
             rows, as they are measured.
@@ -99,6 +103,8 @@ class Bench:
             if takes is not None and not takes(request):
                 continue
             turn = next_turn(seen, request.domain, request.group, phased_every)
+            if request.id in done:
+                continue
             left = arms if keeps is None else [arm for arm in arms if keeps(arm)]
             if self._new_shapes(1, [request], left):
                 yield from self._request(request, left, Turn(1, 2), True)
@@ -112,6 +118,7 @@ class Bench:
         warmup: int = 1,
         phased_every: int = 1,
         takes: Callable[[RequestSet], bool] | None = None,
+        done: Container[int] = (),
     ) -> Iterator[RequestRow]:
         """Rows of all sets under all arms, `batch` requests at a time.
 
@@ -122,6 +129,7 @@ class Bench:
             warmup: 0 leaves out the short run of the first set that warms every arm up.
             phased_every: of a domain and group, every so many sets one is timed by phase too.
             takes: asked before each set; false leaves it out. None takes all.
+            done: numbers of sets that were measured before a stop.
 
         Yields:
             rows, set by set.
@@ -139,6 +147,8 @@ class Bench:
             if takes is not None and not takes(each):
                 continue
             turn = next_turn(seen, each.requests[0].domain, each.requests[0].group, phased_every)
+            if each.index in done:
+                continue
             memory = self._memory(arms, batch)
             if self._new_shapes(batch, each.requests, arms):
                 for arm in arms:
@@ -165,9 +175,21 @@ class Bench:
             self._decoders[arm, batch] = build_decoder(arm, batch, *here, self.graph, self.costs, table, self._domains)
         return self._decoders[arm, batch]
 
+    def learnt(self) -> dict[str, Any]:
+        """What each adaptive arm knew when the request or set that is being measured began, by name; JSON-ready."""
+        return {arm.name: policy.state() for arm, policy in self._before.items() if isinstance(policy, Adaptive)}
+
+    def recall(self, arms: Sequence[Arm], batch: int, learnt: Mapping[str, Any]) -> None:
+        """Gives the policies what `learnt` told before a stop."""
+        for arm in arms:
+            policy = self.decoder(arm, batch).policy if arm.name in learnt else None
+            if isinstance(policy, Adaptive):
+                policy.restore(learnt[arm.name])
+
     def _memory(self, arms: Sequence[Arm], batch: int) -> dict[Arm, Policy | None]:
-        """What each policy knows now."""
-        return {arm: self._copied(self.decoder(arm, batch).policy) for arm in arms if arm.adaptive}
+        """What each policy knows now, before a request or set."""
+        self._before = {arm: self._copied(self.decoder(arm, batch).policy) for arm in arms if arm.adaptive}
+        return self._before
 
     def _copied(self, policy: Policy | None) -> Policy | None:
         """A policy that knows the same, and still hears of the domains of requests to come."""

@@ -3,8 +3,8 @@
 The target is the real one; the drafts have random weights, because time does not depend on them. For each shape and k
 it prints the acceptance at which speculation breaks even, the tokens per cycle that 1.25x, 1.5x and 2x need, and the
 ceiling. With eval.simulate requests are decoded at that acceptance, to check what is predicted. plan.json goes to
-OUTPUT_DIR/NAME/plan.json. With --device-table nothing is measured or loaded: all of it is predicted for GPUs that are not
-here, from their published peaks, and says so.
+OUTPUT_DIR/NAME/plan.json. With --device-table nothing is measured or loaded: all of it is predicted for GPUs that are
+not here, from their published peaks, and says so.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from rich.logging import RichHandler
 from distill.devices import find_device, read_devices
 from distill.recipe import Recipe, dump, load_recipe
 from engine.costs import Costs
+from eval.entry import guarded, whole
 from eval.plan_table import CALIBRATION, predict_plan, read_factors, table_of
 from eval.plan_view import CONTEXTS, case_of_plan, load_table, tables, verdict, what_if_table
 from eval.simulated import check_table
-from eval.whatif import parse
+from eval.whatif import Question, parse
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True)
@@ -59,35 +60,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )
-    try:
-        recipe = load_recipe(args.recipe, args.overrides)
-        if args.check:
-            print(dump(recipe))  # noqa: T201 - the answer to --check
-            return 0
-        questions = [parse(text) for text in args.what_if]
-        others: list[dict[str, Any]] = []
-        if args.device_table:
-            plan, others = predict_plans(recipe, args.device_table, args.gpu, args.calibration)
-        else:
-            plan = read_plan(args.plan) if args.plan else measure_plan(recipe)
-        path = args.plan or _write(recipe, plan)
-        case = case_of_plan(plan, recipe.eval.max_new_tok)
-    except (ValueError, OSError) as error:
-        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
-        return 2
-    out = Console()
-    if others:
-        out.print(table_of(others, recipe.eval.min_speedup))
-    for found in tables(plan):
-        out.print(found)
-    out.print(load_table(case, bool(plan.get("predicted"))))
-    if plan.get("simulated"):
-        out.print(check_table(plan["simulated"]))
-    if questions:
-        out.print(what_if_table(case, questions))
-    out.print(verdict(plan, recipe.eval.min_speedup), highlight=False)
+    return guarded(lambda: _work(args))
+
+
+def _work(args: argparse.Namespace) -> int:
+    """What the command line asks for; the exit code."""
+    recipe = load_recipe(args.recipe, args.overrides)
+    if args.check:
+        print(dump(recipe))  # noqa: T201 - the answer to --check
+        return 0
+    questions = [parse(text) for text in args.what_if]
+    if args.plan:
+        with whole(args.plan, "plan"):
+            _show(read_plan(args.plan), questions, recipe)
+        return 0
+    others: list[dict[str, Any]] = []
+    if args.device_table:
+        plan, others = predict_plans(recipe, args.device_table, args.gpu, args.calibration)
+    else:
+        plan = measure_plan(recipe)
+    path = _write(recipe, plan)
+    _show(plan, questions, recipe, others)
     console.print(f"plan: {path}", highlight=False)
     return 0
+
+
+def _show(
+    plan: dict[str, Any], questions: Sequence[Question], recipe: Recipe, others: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Other devices' plans in a line each, the plan's own tables, then the answers, then one line of advice."""
+    case = case_of_plan(plan, recipe.eval.max_new_tok)
+    found = [table_of(others, recipe.eval.min_speedup)] if others else []
+    found += [*tables(plan), load_table(case, bool(plan.get("predicted")))]
+    found += [check_table(plan["simulated"])] if plan.get("simulated") else []
+    found += [what_if_table(case, questions)] if questions else []
+    advice = verdict(plan, recipe.eval.min_speedup)
+    out = Console()
+    for table in found:
+        out.print(table)
+    out.print(advice, highlight=False)
 
 
 def _write(recipe: Recipe, plan: dict[str, Any]) -> Path:
@@ -109,7 +120,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     """
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--plan {path}: not JSON ({error})") from error
     if not isinstance(plan, dict) or not {"costs", "shapes", "device"} <= set(plan):
         raise ValueError(f"--plan {path}: no plan; give the plan.json that python -m eval.plan wrote")

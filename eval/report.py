@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -122,7 +123,7 @@ def build_report(
 
 
 def write_report(folder: str | Path, report: Report) -> Path:
-    """Writes report.json, report.md, report.html and figures/*.svg + .csv.
+    """Writes figures/*.svg + .csv, report.md, report.html and, when these are whole, report.json.
 
     Args:
         folder: of the evaluation; made when it is absent.
@@ -143,11 +144,13 @@ def write_report(folder: str | Path, report: Report) -> Path:
         prolog = '<?xml version="1.0" encoding="utf-8"?>\n'
         (folder / "figures" / f"{figure.name}.svg").write_text(prolog + figure.svg, encoding="utf-8")
         (folder / "figures" / f"{figure.name}.csv").write_text(figure.csv(), encoding="utf-8")
-    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / "report.json").write_text(text + "\n", encoding="utf-8")
     (folder / "report.md").write_text(render_markdown(report), encoding="utf-8")
     page = folder / "report.html"
     page.write_text(render_page(report, drawn), encoding="utf-8")
+    # Last and whole: a folder with report.json is a finished evaluation.
+    staging = folder / ".report.json.tmp"
+    staging.write_text(json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(staging, folder / "report.json")
     return page
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -27,8 +28,10 @@ def append_rows(path: str | Path, rows: Iterable[RequestRow]) -> None:
     """
     path = Path(path)
     with path.open("ab+") as raw:
-        raw.seek(0)
-        raw.truncate(raw.read().rfind(b"\n") + 1)
+        raw.seek(max(0, raw.seek(0, os.SEEK_END) - 1))
+        if raw.read(1) not in (b"", b"\n"):
+            raw.seek(0)
+            raw.truncate(raw.read().rfind(b"\n") + 1)
     with path.open("a", encoding="utf-8") as file:
         if path.stat().st_size == 0:
             file.write(json.dumps({"format": FORMAT, "holds": "request rows"}) + "\n")
@@ -70,6 +73,27 @@ def read_rows(path: str | Path) -> list[RequestRow]:
         except (RowError, TypeError) as fault:
             raise RowError(f"{path}, line {number}: {fault}") from fault
     return rows
+
+
+def cut_rows(path: Path, num: int) -> list[RequestRow]:
+    """Cuts a file off behind its first rows, and reads these.
+
+    Args:
+        path: requests.jsonl of an evaluation.
+        num: rows to keep; with 0 the file goes.
+
+    Raises:
+        RowError: there are fewer, or one is damaged.
+    """
+    if num == 0:
+        path.unlink(missing_ok=True)
+        return []
+    with path.open("rb+") as raw:
+        lines = raw.read().split(b"\n")[: num + 1 + 1]
+        if len(lines) < num + 2:
+            raise RowError(f"{path}: {max(0, len(lines) - 2)} whole rows, where {num} were written: rows were lost")
+        raw.truncate(sum(len(line) + 1 for line in lines[:-1]))
+    return read_rows(path)
 
 
 def _parse(path: str | Path, number: int, line: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""python -m eval.run RECIPE [key=value ...] [--draft DIR ...]: real speculative decoding on held-out traffic.
+"""python -m eval.run RECIPE [key=value ...] [--draft DIR ...] [--resume DIR]: real decoding of held-out traffic.
 
-Rows go to requests.jsonl as they are measured; the report is made of the rows alone, so it can be made again.
-Exit code 0: go, or no gate was asked for; 1: no-go with --gate; 2: bad input; 130: interrupted.
+Rows go to requests.jsonl as they are measured; the report is made of the rows alone, and report.json comes last. What
+was stopped goes on with --resume, behind the last request that was measured whole.
+Exit code 0: go, or no gate was asked for; 1: no-go with --gate; 2: bad input, or the disk is full; 130 or 143: SIGINT
+or SIGTERM.
 """
 
 from __future__ import annotations
@@ -10,40 +12,46 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from distill.locks import try_lock
 from distill.provenance import collect
 from distill.recipe import Recipe, dump, load_recipe
+from distill.runs import Interrupted, Stop
 from distill.track import TrackError
 from eval.against import before_after, read_earlier
-from eval.budget import Budget
-from eval.cells import Settings
+from eval.arms import grid
 from eval.copies import copy_report
+from eval.entry import console as say
+from eval.entry import guarded, whole
 from eval.gate import SIMULATED
-from eval.race import Race
 from eval.records import BASELINE, LOOKUP, SELF
 from eval.report import build_report, terminal_table, write_report
-from eval.rowfile import append_rows, read_rows
-
-if TYPE_CHECKING:
-    from eval.arms import Arm
-    from eval.measure import Bench, EvalRequest
-    from eval.setup import Traffic
+from eval.resume import (
+    REPORT,
+    ROWS,
+    RUN,
+    Stopped,
+    check_same,
+    find_stopped,
+    keep_whole,
+    recipe_of,
+    requests_sha256,
+    write_json,
+)
+from eval.rowfile import read_rows
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True)
-
-# Sets of a cell that are measured whatever the budget: fewer have no interval.
-MIN_SETS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,20 +61,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe keys to change")
     parser.add_argument("--draft", action="append", type=Path, metavar="DIR", help="draft folder (default: the latest)")
     parser.add_argument("--out", type=Path, help="evaluation folder (default: eval/ beside the first draft)")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on with this evaluation folder, by its own recipe"
+    )
     parser.add_argument("--against", type=Path, metavar="REPORT", help="an earlier report.json to set beside")
     parser.add_argument("--gate", action="store_true", help="exit 1 when the verdict is no-go")
     parser.add_argument("--check", action="store_true", help="check the recipe and the draft folders, measure nothing")
     args = parser.parse_intermixed_args(argv)
-    if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
+    if args.resume is not None and (args.recipe or args.draft or args.out or args.check):
+        parser.error(
+            "--resume takes recipe and drafts from the folder: leave out RECIPE, key=value, --draft, --out, --check"
+        )
+    if args.resume is None and (not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists())):
         parser.error("a recipe is needed, for example recipes/code.yaml")
     logging.basicConfig(
         level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )
-    try:
+    with Stop().listening():
+        return guarded(lambda: _work(args), "no report was written")
+
+
+def _work(args: argparse.Namespace) -> int:
+    """What the command line asks for; the exit code."""
+    earlier = read_earlier(args.against) if args.against else None
+    if args.resume is not None:
+        report, folder = _resume(args.resume, earlier)
+    else:
         recipe = load_recipe(args.recipe, args.overrides)
         folders = args.draft or [Path(recipe.output_dir) / recipe.name / "latest" / "draft"]
         names = draft_names(folders)
-        earlier = read_earlier(args.against) if args.against else None
         if args.check:
             from distill.checkpoint import read_draft
 
@@ -75,15 +98,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(dump(recipe))  # noqa: T201 - the answer to --check
             return 0
         report, folder = evaluate(recipe, names, args.out, earlier)
-    except (ValueError, OSError) as error:
-        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
-        return 2
-    except KeyboardInterrupt:
-        console.print("interrupted; rows measured so far are kept, no report was written", style="bold red")
-        return 130
     console.print(terminal_table(report))
-    console.print(f"report: {folder / 'report.html'}", highlight=False)
+    say.print(f"report: {folder / 'report.html'}")
     return 1 if args.gate and not report["verdict"]["go"] else 0
+
+
+def _resume(folder: Path, earlier: dict[str, Any] | None) -> tuple[dict[str, Any], Path]:
+    """Goes on with an evaluation, or finds that it has its report."""
+    run = find_stopped(folder)
+    if (path := folder / REPORT).exists():
+        log.info("nothing to do: it has its report")
+        with whole(path, "report"):
+            report = json.loads(path.read_text(encoding="utf-8"))
+            terminal_table(report)
+        return report, folder
+    drafts = {name: Path(path) for name, path in run["drafts"].items()}
+    draft_names(list(drafts.values()))  # they are still there
+    return evaluate(recipe_of(folder, run), drafts, folder, earlier, run)
 
 
 def draft_names(folders: Sequence[Path]) -> dict[str, Path]:
@@ -114,7 +145,11 @@ def draft_names(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def evaluate(
-    recipe: Recipe, drafts: dict[str, Path], out: Path | None = None, earlier: dict[str, Any] | None = None
+    recipe: Recipe,
+    drafts: dict[str, Path],
+    out: Path | None = None,
+    earlier: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Path]:
     """Measures the drafts of a recipe and writes the report.
 
@@ -123,144 +158,91 @@ def evaluate(
         drafts: folders by name.
         out: evaluation folder; None makes eval/<time> beside the first draft.
         earlier: a report to set beside this one.
+        run: of `find_stopped`, to go on with the evaluation in `out`; recipe and drafts are then its own.
 
     Returns:
         the report and its folder.
 
     Raises:
-        ValueError: a draft that does not fit the target, or no held-out prompts.
+        ValueError: a draft that does not fit the target, no held-out prompts, or another world than before the stop.
     """
     if out is None:
         name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S") + (SIMULATED if recipe.eval.simulate else "")
         out = next(iter(drafts.values())).resolve().parent / "eval" / name
+    if run is None and (out / ROWS).exists():
+        raise ValueError(
+            f"{out / ROWS} holds rows of an earlier evaluation; go on with it (--resume), or give another --out"
+        )
     out.mkdir(parents=True, exist_ok=True)
-    rows_path = out / "requests.jsonl"
-    if rows_path.exists():
-        raise ValueError(f"{rows_path} holds rows of an earlier evaluation; give another --out")
+    if (lock := try_lock(out)) is None:
+        raise ValueError(f"{out}: another process is measuring into it; wait for it, or give another --out")
+    try:
+        stopped = None if run is None else keep_whole(out, run)
+        if stopped is None or not stopped.measured:
+            run = _measure(recipe, drafts, out, stopped)
+        assert run is not None
+        with nullcontext() if stopped is None else whole(out / RUN, "run.json"):
+            report = build_report(read_rows(out / ROWS), run["plan"], run["provenance"], run["settings"])
+        if earlier is not None:
+            try:
+                report["against"] = before_after(earlier, report)
+            except ValueError as fault:
+                # Hours of rows are worth a report without this one figure.
+                log.warning("no before and after: %s", fault)
+        write_report(out, report)
+        try:
+            copy_report(recipe.track, out, run, report)
+        except TrackError as fault:
+            log.warning("no copy in W&B: %s", fault)
+        return report, out
+    except (Interrupted, OSError):
+        if (out / RUN).exists():
+            say.print(f"rows measured so far are kept; go on with: python -m eval.run --resume {shlex.quote(str(out))}")
+        raise
+    finally:
+        os.close(lock)
+        if not any(out.iterdir()):
+            out.rmdir()
+
+
+def _measure(recipe: Recipe, drafts: dict[str, Path], out: Path, stopped: Stopped | None) -> dict[str, Any]:
+    """Costs, unless they are known from before a stop, then all rows; what run.json holds."""
+    from engine.costs import Costs
+    from eval.rounds import arms_of, measure_all
     from eval.setup import costs_of, set_up
+    from eval.trees import tree_arm
 
     bench, traffic, meta = set_up(recipe, drafts)
-    plan = {**costs_of(recipe, bench, traffic.requests), "memory": meta.pop("memory")}
-    arms, plan["trees"] = _arms(recipe, bench, traffic, list(drafts))
+    memory = meta.pop("memory")
+    sha = requests_sha256((r.id, r.domain, r.ids) for r in traffic.requests)
     provenance = collect(recipe.seed, str(bench.target.device))
-    settings = {
-        **recipe.eval.model_dump(mode="json"),
-        "domain": recipe.traffic.domain,
-        "dtype": recipe.target.dtype,
-        "seed": recipe.seed,
-        "target": recipe.target.model,
-        **meta,
-    }
-    run = {"recipe": json.loads(dump(recipe)), "settings": settings, "plan": plan, "provenance": provenance}
-    _write_json(out / "run.json", run)
-    settings |= _measure(recipe, bench, traffic.requests, arms, rows_path)
-    _write_json(out / "run.json", run)
-    report = build_report(read_rows(rows_path), plan, provenance, settings)
-    if earlier is not None:
-        try:
-            report["against"] = before_after(earlier, report)
-        except ValueError as fault:
-            # Hours of rows are worth a report without this one figure.
-            log.warning("no before and after: %s", fault)
-    write_report(out, report)
-    try:
-        copy_report(recipe.track, out, run, report)
-    except TrackError as fault:
-        log.warning("no copy in W&B: %s", fault)
-    return report, out
-
-
-def _arms(
-    recipe: Recipe, bench: Bench, traffic: Traffic, drafts: Sequence[str]
-) -> tuple[list[Arm], list[dict[str, Any]]]:
-    """All arms, the trees that win among them, and what was found out about trees."""
-    from eval.arms import grid
-
-    arms, stage, about = grid(recipe.eval, drafts), recipe.eval, []
-    if stage.tree_nodes is not None:
-        from eval.trees import find_tree
-
-        typical = median(len(r.ids) for r in traffic.requests) + stage.max_new_tok / 2
-        for name in drafts:
-            costs = [c for c in bench.costs if (c.draft, c.batch) == (name, 1)]
-            nearest = min(costs, key=lambda c: abs(c.context - typical))
-            found = find_tree(bench, name, traffic.spare, nearest, stage.k, stage.tree_nodes)
-            arms += [] if found.arm is None else [found.arm]
-            about.append(found.about)
-    return arms, about
-
-
-def _measure(
-    recipe: Recipe, bench: Bench, requests: Sequence[EvalRequest], arms: Sequence[Arm], path: Path
-) -> dict[str, Any]:
-    """All rows of all arms, batch by batch, with a progress bar; what became of the budget and of the race."""
-    from eval.setup import sets_of
-
-    stage = recipe.eval
-    budget, least = Budget(stage.budget_min, len(stage.batches)), Settings.of(stage.model_dump()).needed
-    race = Race(len(requests)) if stage.race else None
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        for batch in sorted(stage.batches):
-            # Trees are known to win at batch 1 alone.
-            mine = [arm for arm in arms if batch == 1 or arm.tree is None]
-            budget.open()
-            if batch == 1:
-                total, rows = (
-                    len(requests),
-                    bench.measure(
-                        requests,
-                        mine,
-                        stage.warmup,
-                        stage.phased_every,
-                        lambda r: budget.takes(r.domain, r.group, least),
-                        None if race is None else lambda arm: race.keeps(arm.name),
-                    ),
-                )
-            else:
-                sets = sets_of(requests, batch, stage.batch_sets)
-                total, rows = (
-                    len(sets),
-                    bench.measure_sets(
-                        sets,
-                        mine,
-                        batch,
-                        stage.warmup,
-                        stage.phased_every,
-                        lambda s: budget.takes(s.requests[0].domain, s.requests[0].group, MIN_SETS),
-                    ),
-                )
-            task = progress.add_task(f"batch {batch}: {len(mine)} arms", total=total + stage.warmup)
-            seen: str | None = None
-            for row in rows:
-                append_rows(path, [row])
-                if race is not None and batch == 1:
-                    race.add(row)
-                key = f"{row.warmup} {row.request_id if batch == 1 else row.set}"
-                if seen not in (None, key):
-                    progress.advance(task)
-                seen = key
-            progress.advance(task)
-    if budget.skipped:
-        left = ", ".join(f"{num} of {cell}" for cell, num in budget.skipped.items())
-        log.warning("eval.budget_min = %s is used; not measured: %s", stage.budget_min, left)
-    elif stage.budget_min is not None and budget.to_json()["used_min"] > stage.budget_min:
-        log.warning("eval.budget_min = %s did not hold the requests that every cell needs", stage.budget_min)
-    if race is not None and race.dropped:
-        log.info("clearly behind and dropped after %d requests: %s", race.after, ", ".join(race.dropped))
-    return {"budget": budget.to_json(), "raced": None if race is None else race.to_json()}
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=2), encoding="utf-8")
-    os.replace(temporary, path)
+    if stopped is None:
+        plan = {**costs_of(recipe, bench, traffic.requests), "memory": memory}
+        arms, plan["trees"] = arms_of(recipe, bench, traffic, list(drafts))
+        settings = {
+            **recipe.eval.model_dump(mode="json"),
+            "domain": recipe.traffic.domain,
+            "dtype": recipe.target.dtype,
+            "seed": recipe.seed,
+            "target": recipe.target.model,
+            **meta,
+        }
+        run = {"recipe": json.loads(dump(recipe)), "settings": settings, "plan": plan, "provenance": provenance}
+        run |= {"drafts": {name: str(path.resolve()) for name, path in drafts.items()}, "requests_sha256": sha}
+    else:
+        run = stopped.run
+        machine = {key: provenance[key] for key in ("cpu", "device")}
+        before = {**run["settings"], **run["provenance"], "requests": run["requests_sha256"]}
+        check_same(out, before, {**meta, **machine, "requests": sha})
+        run = {**run, "resumed": [*run.get("resumed", []), provenance]}
+        bench.costs = [Costs.from_json(cost) for cost in run["plan"]["costs"]]
+        trees = (tree_arm(about) for about in run["plan"]["trees"])
+        arms = [*grid(recipe.eval, drafts), *(arm for arm in trees if arm is not None)]
+        log.info("going on behind %d rows", len(stopped.rows))
+    write_json(out / RUN, run)
+    run["settings"] |= measure_all(recipe, bench, traffic.requests, arms, out, stopped, console)
+    write_json(out / RUN, run)
+    return run
 
 
 if __name__ == "__main__":

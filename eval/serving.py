@@ -26,6 +26,7 @@ from distill.provenance import collect
 from distill.recipe import Recipe, load_recipe
 from eval.client import Load, Question, Server, counters_of, open_client, run_load
 from eval.counters import Counters, between
+from eval.entry import guarded, whole
 from eval.records import ALL
 from eval.served import BASELINE, SPECULATIVE, ServedRow, append_served, build_served, engine_figures
 from eval.served_view import render_served, served_table
@@ -59,15 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
     )
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    try:
-        recipe = load_recipe(args.recipe, args.overrides)
-        result, folder = measure(recipe, args)
-    except (ValueError, OSError) as error:
-        console.print(f"error: {error}", style="bold red", highlight=False, markup=False)
-        return 2
-    except KeyboardInterrupt:
-        console.print("interrupted; rows measured so far are kept", style="bold red")
-        return 130
+    return guarded(lambda: _work(args), "rows measured so far are kept")
+
+
+def _work(args: argparse.Namespace) -> int:
+    """What the command line asks for; the exit code."""
+    result, folder = measure(load_recipe(args.recipe, args.overrides), args)
     console.print(served_table(result))
     console.print(f"written: {folder / 'serving.md'}", highlight=False)
     return 0 if any(cell["num_requests"] for cell in result["cells"]) else 1
@@ -108,7 +106,10 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
         for server in servers
     ]
     if report is not None:
-        engine_figures(report, args.arm, ALL, "closed 1")  # a wrong arm is told before anything is asked
+        with whole(args.report, "report"):
+            for load in loads:  # a wrong arm or a damaged cell is told before anything is asked
+                for domain in (ALL, *recipe.eval.domains):
+                    engine_figures(report, args.arm, domain, load.name)
     questions = questions_of(recipe)
     out.mkdir(parents=True, exist_ok=True)
     rows, counted = asyncio.run(
@@ -138,7 +139,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--report {path}: not JSON ({error}); give report.json of eval.run") from error
     if not isinstance(report, dict):
         raise ValueError(f"--report {path}: a {type(report).__name__}, no report; give report.json of eval.run")

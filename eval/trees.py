@@ -88,8 +88,13 @@ def find_tree(
     rate, chain_rate = choice.tree.tokens / own["wall"], choice.chain.tokens / chain["wall"]
     about["wins"] = rate > chain_rate * (1 + MARGIN_FRAC)
     _say(about, "measured with the other arms" if about["wins"] else "left out, its own cycle takes too long")
-    tree = choice.tree.tree
-    return TreeFound(Arm(draft, tree.max_depth, tree=tree) if about["wins"] else None, about)
+    return TreeFound(tree_arm(about), about)
+
+
+def tree_arm(about: Mapping[str, Any]) -> Arm | None:
+    """The arm of a `TreeFound`, from its figures; None where the tree did not win."""
+    tree = Tree(tuple(about["parents"]))
+    return Arm(about["draft"], tree.max_depth, tree=tree) if about["wins"] else None
 
 
 def rank_acceptance(

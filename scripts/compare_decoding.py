@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,12 +29,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from distill.checkpoint import read_draft
-from distill.models import load_model, load_tokenizer, resolve
 from distill.provenance import collect
-from distill.schema import Traffic
-from distill.tokens import encode_prompt, eos_ids
-from distill.traffic import load_prompts
 from engine.bench import measure_costs
 from engine.cache import bucket
 from engine.clock import phased
@@ -44,9 +37,11 @@ from engine.model import Runner
 from engine.request import Request
 from eval.arms import Arm
 from eval.bootstrap import interval, resamples
+from eval.entry import guarded
 from eval.measure import Bench, EvalRequest, Load
 from eval.records import LOOKUP, SELF
 from eval.trees import find_tree
+from scripts.pair import check_ranges, load_pair, parser_of, prompts_of, write_result
 
 
 @dataclass
@@ -208,45 +203,41 @@ def show(rows: dict[str, dict], base: str) -> Table:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", type=Path, required=True, help="a draft folder")
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--prompts", nargs="+", default=["bundled"], help="files or globs of held-out prompts")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__, num=12, max_new=64, max_prompt=1024)
     parser.add_argument("--domain", default="code")
-    parser.add_argument("--num", type=int, default=12)
-    parser.add_argument("--max-new", type=int, default=64)
-    parser.add_argument("--max-prompt", type=int, default=1024)
     parser.add_argument("--k", type=int, default=2)
     parser.add_argument("--most", type=int, default=5, help="largest k of the adaptive policy")
     parser.add_argument("--self-layers", type=int, default=6)
     parser.add_argument("--tree-nodes", type=int, help="proposals of a tree at most (default: no tree)")
     parser.add_argument("--compile", action="store_true", help="also baseline and chain with compiled steps")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--out", type=Path, help="a JSON file")
-    args = parser.parse_args()
-    if args.tree_nodes is not None and not 2 <= args.tree_nodes <= 64:
-        parser.error(f"--tree-nodes {args.tree_nodes}: 2 to 64 proposals are possible")
-    if args.num < 1 or args.max_new < 2:
-        parser.error(f"--num {args.num} and --max-new {args.max_new}: at least 1 prompt and 2 tokens are needed")
-    console = Console(stderr=True)
-    folder = resolve(args.target)
-    tokenizer, plain = load_tokenizer(folder), load_model(folder, args.dtype)
-    eos = eos_ids(plain.config, plain.generation_config, tokenizer)
-    traffic = Traffic(domain=args.domain, heldout=tuple(args.prompts), num_heldout=4 * args.num)
-    found = load_prompts(traffic, "heldout", 0, (args.domain,))
-    coded = [(p.id, encode_prompt(tokenizer, list(p.messages))) for p in found]
-    short = [(name, ids) for name, ids in coded if len(ids) <= args.max_prompt]
-    prompts, spare = short[: args.num], short[args.num : args.num + 2]
+    args = parser.parse_args(argv)
+    check_ranges(parser, args, k=(1, 16), most=(1, 16), self_layers=(1, 1 << 10), tree_nodes=(2, 64))
+    return guarded(lambda: run_all(args))
+
+
+def run_all(args: argparse.Namespace) -> int:
+    """Runs every arm on every prompt, prints the table.
+
+    Raises:
+        ValueError: the models or the prompts cannot be used.
+    """
+    pair = load_pair(args)
+    plain, draft, about, eos = pair.target, pair.draft, pair.about, pair.eos
+    if args.self_layers >= plain.config.num_hidden_layers:
+        raise ValueError(
+            f"--self-layers {args.self_layers}: the target has {plain.config.num_hidden_layers}; give fewer"
+        )
+    short = prompts_of(pair.tokenizer, args.prompts, args.domain, args.num + 2, args.max_prompt)
+    prompts, spare = short[: args.num], short[args.num :]
     capacity = max(len(ids) for _, ids in prompts) + args.max_new + 220
-    draft, about = load_model(str(args.draft), args.dtype), read_draft(args.draft)
     target = Runner(copy.deepcopy(plain), 1, capacity)
     small = Runner(copy.deepcopy(draft), 1, capacity, about.shortlist, factors=about.factors)
     context = statistics.median(len(ids) for _, ids in prompts) + args.max_new // 2
     ks = sorted({1, args.k, args.most})
     costs = measure_costs(target, small, ks, [int(context)])
     floor_ms = (costs[0].bandwidth_frac or 0.0) * costs[0].V_ms[0]
-    bench = Bench(target, {"draft": small}, Load(args.max_new, tuple(eos)), costs=[replace(costs[0], draft="draft")])
+    bench = Bench(target, {"draft": small}, Load(args.max_new, eos), costs=[replace(costs[0], draft="draft")])
     ours = [
         Arm("", 0), Arm("draft", args.k), Arm("draft", args.most, "adaptive"), Arm(LOOKUP, 4),
         Arm(f"{SELF}{args.self_layers}", args.k),
@@ -268,23 +259,18 @@ def main() -> None:
         )
         fast = Bench(runners[0], {"draft": runners[1]}, bench.load, costs=bench.costs)
         arms |= {f"compiled {arm.label if arm.k else 'baseline'}": by_engine(fast, arm) for arm in ours[:2]}
-    rows = summary(compare(arms, prompts, console), "transformers generate", floor_ms)
+    rows = summary(compare(arms, prompts, Console(stderr=True)), "transformers generate", floor_ms)
     Console().print(show(rows, "transformers generate"))
-    if args.out:
-        result = {
-            "arms": rows,
-            "costs": [c.to_json() for c in costs],
-            "tree": None if tree is None else tree.about,
-            "settings": {k: str(v) for k, v in vars(args).items()},
-            "prompts": len(prompts),
-            "provenance": collect(0, str(target.device)),
-        }
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = {
+        "arms": rows,
+        "costs": [c.to_json() for c in costs],
+        "tree": None if tree is None else tree.about,
+        "prompts": len(prompts),
+        "provenance": collect(0, str(target.device)),
+    }
+    write_result(args, result)
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())

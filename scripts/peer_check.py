@@ -29,6 +29,7 @@ from engine.draft import ModelDrafter
 from engine.model import Runner
 from engine.request import Request
 from engine.speculate import Decoder
+from eval.entry import guarded
 
 
 def plain_generate(
@@ -185,15 +186,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--k {wrong[0]}: allowed are 1 to 16")
     if args.what == "greedy" and args.draft is None:
         parser.error("greedy needs --draft DIR: the draft that proposes")
-    try:
-        compare(args)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return guarded(lambda: compare(args))
 
 
-def compare(args: argparse.Namespace) -> None:
+def compare(args: argparse.Namespace) -> int:
     """Reads the prompts, runs the check that was asked for and prints its figures as JSON.
 
     Raises:
@@ -215,6 +211,7 @@ def compare(args: argparse.Namespace) -> None:
         raise ValueError(f"--max-prompt {args.max_prompt}: no prompt is that short; raise it")
     check = {"greedy": check_greedy, "baseline": check_baseline, "generate": check_generate}[args.what]
     print(json.dumps(check(args, prompts, eos), indent=2))
+    return 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.entry import guarded, whole
 from eval.markdown import render_markdown
 from eval.report import FORMAT
 
@@ -46,23 +47,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("report", type=Path, help="report.json of an evaluation")
     parser.add_argument("readme", type=Path, nargs="?", default=Path("README.md"))
     args = parser.parse_args(argv)
-    try:
-        report = read_report(args.report)
-        try:
-            body = render_markdown(report).split("\n## Words", 1)[0]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{args.report}: no whole report ({error!r}); make it again") from error
-        text = args.readme.read_text(encoding="utf-8")
-        if not 0 <= text.find(START) < text.find(END):
-            raise ValueError(f"{args.readme}: the markers {START} and {END} are not both there, in this order")
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return guarded(lambda: put(args.report, args.readme))
+
+
+def put(path: Path, readme: Path) -> int:
+    """Writes the report's tables between the markers.
+
+    Raises:
+        ValueError: no whole report, or no markers.
+    """
+    report = read_report(path)
+    with whole(path, "report"):
+        body = render_markdown(report).split("\n## Words", 1)[0]
+    text = readme.read_text(encoding="utf-8")
+    if not 0 <= text.find(START) < text.find(END):
+        raise ValueError(f"{readme}: the markers {START} and {END} are not both there, in this order")
     # The report's own headings go two levels down, under the README's.
     body = "\n".join(f"##{line}" if line.startswith("#") else line for line in body.splitlines())
     before, rest = text.split(START, 1)
     after = rest.split(END, 1)[1]
-    args.readme.write_text(f"{before}{START}\n\n{body.strip()}\n\n{END}{after}", encoding="utf-8")
+    readme.write_text(f"{before}{START}\n\n{body.strip()}\n\n{END}{after}", encoding="utf-8")
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from distill.runs import Interrupted, Stop
+from eval.entry import whole
 from eval.gate import (
     GateFailed,
     check_gate,
@@ -99,6 +100,8 @@ def release(args: argparse.Namespace) -> Path:
         check_reload,
         find_run,
         find_target,
+        read_made,
+        read_provenance,
         staged,
         write_checkpoint,
     )
@@ -106,13 +109,14 @@ def release(args: argparse.Namespace) -> Path:
 
     run, recipe = find_run(args.run)
     to = args.to or run / "release"
-    made = json.loads((run / "draft" / "draft.json").read_text(encoding="utf-8"))
-    path = find_report(run, args.report)
-    report = read_report(path)
-    name = find_draft(report, made, names_of(run))["name"]
-    skipped = _gate(report, name, args.no_gate)
-    cell = chosen_cell(report, name)
-    policy = policy_by_domain(report, cell)
+    made, path = read_made(run / "draft"), find_report(run, args.report)
+    with whole(path, "report"):
+        report = read_report(path)
+        name = find_draft(report, made, names_of(run))["name"]
+        skipped = _gate(report, name, args.no_gate)
+        cell = chosen_cell(report, name)
+        policy = policy_by_domain(report, cell)
+        measured = summary(report, cell)
 
     from distill.licence import licence_of
     from eval.card import HUB_ID, Facts, render_card
@@ -122,7 +126,7 @@ def release(args: argparse.Namespace) -> Path:
     draft, model = check_draft(run / "draft", target)
     if args.gguf != "none":
         _refuse_gguf(draft.folder, target.folder if args.gguf == "both" else None)
-    provenance = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
+    provenance = read_provenance(run)
     remote = HUB_ID.fullmatch(target.name) and not Path(target.name).exists()
     hub, note = BUNDLED_ON_HUB.get(target.name, (target.name if remote else None, ""))
     with staged(to) as staging:
@@ -135,7 +139,7 @@ def release(args: argparse.Namespace) -> Path:
             "traffic": {"domain": recipe["traffic"]["domain"], **traffic_hashes(run, recipe["traffic"]["train"])},
             "policy": policy,
             "schedule": report.get("schedule", {}).get(name, []),
-            "measured": summary(report, cell),
+            "measured": measured,
             "licence": {**licence.metadata(), "source": licence.source},
             "released_with": collect(recipe["seed"])["git"],
         }
@@ -156,13 +160,15 @@ def release(args: argparse.Namespace) -> Path:
             licence=licence.metadata(),
             licence_source=licence.source,
             meta=meta,
-            train_command=provenance.get("command", "not recorded"),
-            train_git=provenance.get("git"),
+            train_command=provenance["command"],
+            train_git=provenance["git"],
             gguf={key: [f["path"] for f in files] for key, files in more["gguf"].items()},
             gate_skipped=skipped,
             figure=figure.name if figure.is_file() else "",
         )
-        (staging / "README.md").write_text(render_card(report, cell, policy, facts), encoding="utf-8")
+        with whole(path, "report"):
+            card = render_card(report, cell, policy, facts)
+        (staging / "README.md").write_text(card, encoding="utf-8")
         check_reload(staging, model, target.tokenizer)
     return to
 

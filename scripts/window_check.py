@@ -10,63 +10,59 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from distill.checkpoint import read_draft
-from distill.models import load_model, load_tokenizer, resolve
 from distill.provenance import collect
-from distill.schema import Traffic
-from distill.tokens import encode_prompt, eos_ids
-from distill.traffic import load_prompts
 from engine.model import Runner
 from engine.request import Request
 from engine.speculate import Decoder
 from eval.bootstrap import interval, resamples
+from eval.entry import guarded
 from eval.window import agreement, step_times_ms
+from scripts.pair import add_domains, check_ranges, load_pair, parser_of, prompts_of, write_result
 
 MOST_TIME, LEAST_AGREEMENT = 1.15, 0.95
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", type=Path, required=True, help="a draft folder")
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--prompts", nargs="+", default=["bundled"], help="files or globs of long prompts")
-    parser.add_argument("--domains", nargs="+", default=["code", "math", "qa"])
-    parser.add_argument("--num", type=int, default=4, help="prompts of each domain")
-    parser.add_argument("--max-new", type=int, default=64)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__, num=4, max_new=64, max_prompt=None)
+    add_domains(parser)
     parser.add_argument("--recent", type=int, nargs="+", default=[512, 1024])
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--contexts", type=int, nargs=2, default=[512, 7500], metavar=("SHORT", "LONG"))
     parser.add_argument("--rounds", type=int, default=60, help="steps timed for each draft and context")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--out", type=Path, help="a JSON file")
-    args = parser.parse_args()
-    if args.num < 1 or args.max_new < 1 or args.rounds < 1:
-        parser.error(f"--num {args.num}, --max-new {args.max_new}, --rounds {args.rounds}: each must be at least 1")
-    if not 0 < args.contexts[0] < args.contexts[1]:
-        parser.error(f"--contexts {args.contexts}: a short and a longer one are needed, both above 0")
+    args = parser.parse_args(argv)
+    check_ranges(parser, args, recent=(1, 1 << 20), sinks=(0, 1 << 20), contexts=(1, 1 << 20), rounds=(1, 1 << 20))
+    if args.contexts[0] >= args.contexts[1]:
+        parser.error(f"--contexts {args.contexts}: a short and a longer one are needed")
+    return guarded(lambda: check(args))
+
+
+def check(args: argparse.Namespace) -> int:
+    """Forces and times each draft, prints the table.
+
+    Raises:
+        ValueError: the models or the prompts cannot be used.
+    """
     console = Console(stderr=True)
-    folder = resolve(args.target)
-    tokenizer, plain = load_tokenizer(folder), load_model(folder, args.dtype)
-    eos = eos_ids(plain.config, plain.generation_config, tokenizer)
-    traffic = Traffic(domain=args.domains[0], heldout=tuple(args.prompts), num_heldout=4 * args.num)
-    longest = getattr(plain.config, "max_position_embeddings", 1 << 20)
-    prompts: list[tuple[str, list[int]]] = []
-    for domain in args.domains:
-        found = load_prompts(traffic, "heldout", 0, (domain,))
-        coded = [(p.id, encode_prompt(tokenizer, list(p.messages))) for p in found]
-        prompts += [(name, ids) for name, ids in coded if len(ids) + args.max_new <= longest][: args.num]
-    if not prompts:
-        raise ValueError(f"every prompt is longer than the target's {longest} positions, answer included")
-    draft, about = load_model(str(args.draft), args.dtype), read_draft(args.draft)
+    pair = load_pair(args)
+    about, draft = pair.about, pair.draft
+    longest = getattr(pair.target.config, "max_position_embeddings", 1 << 20)
+    if args.contexts[1] >= longest:
+        raise ValueError(
+            f"--contexts {args.contexts[1]}: the target has {longest} positions; the longer one must be less"
+        )
+    prompts = [
+        found
+        for domain in args.domains
+        for found in prompts_of(pair.tokenizer, args.prompts, domain, args.num, longest - args.max_new)
+    ]
     capacity = max(args.contexts[1] + 1, max(len(ids) for _, ids in prompts) + args.max_new)
     unlimited = Runner(copy.deepcopy(draft), 1, capacity, about.shortlist, factors=about.factors)
     runners = {"whole": unlimited}
@@ -74,7 +70,7 @@ def main() -> None:
         small = copy.deepcopy(draft)
         runner = Runner(small, 1, capacity, about.shortlist, recent=recent, sinks=args.sinks, factors=about.factors)
         runners[f"{args.sinks} + {recent}"] = runner
-    decoder = Decoder(Runner(plain, 1, capacity), eos)
+    decoder = Decoder(Runner(pair.target, 1, capacity), pair.eos)
     agreed: dict[str, list[list[bool]]] = {name: [] for name in runners}
     for number, (name, ids) in enumerate(prompts, 1):
         answer = next(iter(decoder.run([Request(name, tuple(ids), args.max_new)]))).tokens
@@ -111,21 +107,16 @@ def main() -> None:
             f"{row['slab_bytes'] / 1e6:.1f}", "yes" if pays else "no",
         )  # fmt: skip
     Console().print(table)
-    if args.out:
-        result = {
-            "drafts": rows,
-            "prompts": len(prompts),
-            "prompt_tok_median": statistics.median(len(ids) for _, ids in prompts),
-            "answer_tok": int(num.sum()),
-            "settings": {k: str(v) for k, v in vars(args).items()},
-            "provenance": collect(0, str(decoder.target.device)),
-        }
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = {
+        "drafts": rows,
+        "prompts": len(prompts),
+        "prompt_tok_median": statistics.median(len(ids) for _, ids in prompts),
+        "answer_tok": int(num.sum()),
+        "provenance": collect(0, str(decoder.target.device)),
+    }
+    write_result(args, result)
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())

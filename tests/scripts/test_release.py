@@ -63,6 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tok_a: PreTrainedTokenizerFas
     run.mkdir(parents=True)
     recipe = {
         "name": NAME, "seed": 0, "target": {"model": str(root / "target"), "revision": None},
+        "draft": {"num_layers": 2},
         "traffic": {"domain": "code", "train": "/home/me/prompts.jsonl"},
     }  # fmt: skip
     (run / "recipe.json").write_text(json.dumps(recipe))

