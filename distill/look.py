@@ -16,7 +16,8 @@ from distill.counts import count, head_dim, kv_bytes, kv_heads
 from distill.fields import sources
 from distill.known import BUNDLED, PRE_NORM, PRUNABLE, SUPPORTED, bundled_folder
 from distill.readers import TrafficError, is_hub_id
-from distill.recipe import Draft, Recipe
+from distill.recipe import Draft, Recipe, rounds_of
+from distill.schema_replay import replay_start
 from distill.traffic import first_prompts
 
 ROWS = 20
@@ -47,14 +48,17 @@ def look(recipe: Recipe, name: str) -> list[str]:
     problems = [*_traffic(recipe)]
     lines: list[str] = []
     target = _config(recipe.target.model, "target.model", problems, lines)
-    for key, draft in _drafts(recipe):
+    source = target  # of a round: what the one before left
+    for key, one in _drafts(recipe):
+        draft = one.draft
         if draft.kind == "pretrained":
             assert draft.model is not None
             found = _config(draft.model, f"{key}.model", problems, lines)
         else:
-            found = None if target is None else _cut(key, draft, target, problems)
+            found = None if source is None or target is None else _cut(key, draft, source, problems, target)
+        source = found if recipe.draft.rounds else target
         if target is not None and found is not None:
-            lines += _estimate(key, recipe, draft, target, found, problems)
+            lines += _estimate(key, one, draft, target, found, problems)
     problems += _teachers(recipe, target)
     if target is not None:
         lines += _answers(recipe, target)
@@ -64,11 +68,13 @@ def look(recipe: Recipe, name: str) -> list[str]:
     return lines
 
 
-def _drafts(recipe: Recipe) -> list[tuple[str, Draft]]:
-    draft = recipe.draft
-    if draft.candidates is None:
-        return [("draft", draft)]
-    return [(f"draft.candidates[{number}]", one) for number, one in enumerate(draft.candidates)]
+def _drafts(recipe: Recipe) -> list[tuple[str, Recipe]]:
+    """Key and recipe of every draft that is trained: those of a race, or the rounds' and the draft itself."""
+    if recipe.draft.candidates is None:
+        *rounds, last = rounds_of(recipe)
+        return [*((f"draft.rounds[{number}]", one) for number, one in enumerate(rounds)), ("draft", last)]
+    raced = enumerate(recipe.draft.candidates)
+    return [(f"draft.candidates[{number}]", recipe.model_copy(update={"draft": draft})) for number, draft in raced]
 
 
 def _traffic(recipe: Recipe) -> Iterator[str]:
@@ -128,37 +134,40 @@ def _config(name: str, key: str, problems: list[str], lines: list[str]) -> dict[
     return config
 
 
-def _cut(key: str, draft: Draft, target: Mapping[str, Any], problems: list[str]) -> dict[str, Any] | None:
-    """The config of a pruned draft, or None with what is wrong."""
-    kind, layers = target["model_type"], target["num_hidden_layers"]
+def _cut(
+    key: str, draft: Draft, source: Mapping[str, Any], problems: list[str], target: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The config of a draft cut from the target or from an earlier round's, or None with what is wrong."""
+    kind, layers, there = source["model_type"], target["num_hidden_layers"], source["num_hidden_layers"]
+    whose = "the target" if source is target else "the round before"
     before = len(problems)
     if kind not in PRUNABLE:
         problems.append(f"{key}: a target of type {kind} cannot be pruned ({', '.join(PRUNABLE)} can); use pretrained")
     if draft.layers is not None and draft.layers[-1] >= layers:
         problems.append(f"{key}.layers {list(draft.layers)}: the target has layers 0..{layers - 1}")
-    if draft.num_layers is not None and draft.num_layers > layers:
-        problems.append(f"{key}.num_layers {draft.num_layers}: the target has {layers}")
-    limits = {"hidden_size": target["hidden_size"], "intermediate_size": target["intermediate_size"]}
-    for name, limit in (limits | {"num_kv_heads": kv_heads(target)}).items():
+    if draft.num_layers is not None and draft.num_layers > there:
+        problems.append(f"{key}.num_layers {draft.num_layers}: {whose} has {there}")
+    limits = {"hidden_size": source["hidden_size"], "intermediate_size": source["intermediate_size"]}
+    for name, limit in (limits | {"num_kv_heads": kv_heads(source)}).items():
         wish = getattr(draft, name)
         if wish is not None and wish > limit:
-            problems.append(f"{key}.{name} {wish}: must be in 1..{limit}, the target's")
-    narrower = draft.hidden_size is not None and draft.hidden_size < target["hidden_size"]
+            problems.append(f"{key}.{name} {wish}: must be in 1..{limit}, {whose}'s")
+    narrower = draft.hidden_size is not None and draft.hidden_size < source["hidden_size"]
     if kind not in PRE_NORM and (narrower or draft.bridge):
         name = "bridge" if draft.bridge else "hidden_size"
         problems.append(f"{key}.{name}: {kind} norms what its layers write; it works for {', '.join(PRE_NORM)}")
     if len(problems) > before:
         return None
-    group = target["num_attention_heads"] // kv_heads(target)
-    groups = draft.num_kv_heads or kv_heads(target)
+    group = source["num_attention_heads"] // kv_heads(source)
+    groups = draft.num_kv_heads or kv_heads(source)
     return {
-        **target,
-        "num_hidden_layers": len(draft.layers) if draft.layers is not None else draft.num_layers,
-        "hidden_size": draft.hidden_size or target["hidden_size"],
-        "intermediate_size": draft.intermediate_size or target["intermediate_size"],
+        **source,
+        "num_hidden_layers": len(draft.layers) if draft.layers is not None else draft.num_layers or there,
+        "hidden_size": draft.hidden_size or source["hidden_size"],
+        "intermediate_size": draft.intermediate_size or source["intermediate_size"],
         "num_key_value_heads": groups,
         "num_attention_heads": groups * group,
-        "head_dim": head_dim(target),
+        "head_dim": head_dim(source),
     }
 
 
@@ -239,6 +248,7 @@ def _answers(recipe: Recipe, target: Mapping[str, Any]) -> Iterator[str]:
         f"target: {stored / 1e6:.1f} M parameters, {_gb(stored * size)} as {recipe.target.dtype}; up to {_gb(cache)} "
         "of KV cache while it answers"
     )
+    yield from _replay(recipe, target, read)
     # Held-out answers are a few dozen prompts a domain.
     disk = tokens * target["hidden_size"] * 2
     text = f"answers: at most {prompts} x {stage.max_new_tok} tokens, {_gb(disk)} of hidden states on disk"
@@ -247,6 +257,22 @@ def _answers(recipe: Recipe, target: Mapping[str, Any]) -> Iterator[str]:
     else:
         minutes = 2 * read * tokens / ANSWER_FLOPS / 60
         yield f"{text}, on a CPU at most about {minutes:.1f} minutes (250 tokens/s measured with 135 M on two cores)"
+
+
+def _replay(recipe: Recipe, target: Mapping[str, Any], read: int) -> Iterator[str]:
+    """What the on-policy stage takes beside its steps, which are the run's: at most, with every proposal refused."""
+    stage = recipe.distill.replay
+    if stage is None:
+        return
+    num = min(stage.num_prompts, recipe.traffic.num_train)
+    states = num * recipe.responses.max_new_tok * (stage.k + 1)
+    total = rounds_of(recipe)[-1].distill.max_steps
+    minutes = f", on a CPU at most about {2 * read * states / ANSWER_FLOPS / 60:.1f} minutes to write them"
+    yield (
+        f"replay: the last {total - replay_start(total, stage.frac)} of {total} steps, on proposals to {num} prompts: "
+        f"at most {states / 1e6:.2f} M verified positions, {_gb(2 * states * target['hidden_size'])} of hidden states "
+        f"on disk{'' if recipe.trainer.accelerator == 'cuda' else minutes}"
+    )
 
 
 def _own_pace(recipe: Recipe) -> tuple[float, Path] | None:

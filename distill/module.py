@@ -179,10 +179,14 @@ class DraftModule(pl.LightningModule):
 
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor | TopK:
-        """The target at the supervised positions: its final states, or its likeliest tokens."""
+        """The target at the supervised positions: its final states, or its likeliest tokens.
+
+        A batch with branches has its states from their verification, whatever the teacher of the other steps.
+        """
         if batch.topk is not None:
             return batch.topk
-        return _states(self._frozen["live"], batch) if "live" in self._frozen else batch.hidden_target
+        live = "live" in self._frozen and batch.layout is None
+        return _states(self._frozen["live"], batch) if live else batch.hidden_target
 
     def _num_trained(self, num_tok: int) -> int:
         return num_selected(num_tok, self.stage.select_frac) if "reference" in self._frozen else num_tok
@@ -304,5 +308,6 @@ class DraftModule(pl.LightningModule):
 
 def _states(model: PreTrainedModel, batch: Batch) -> Tensor:
     """[N, h] final hidden states of a model at the supervised positions."""
-    states = model.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    seen = {} if batch.layout is None else batch.layout.arguments(model.config)
+    states = model.get_decoder()(input_ids=batch.input_ids, use_cache=False, **seen).last_hidden_state
     return states[batch.positions[:, 0], batch.positions[:, 1]]

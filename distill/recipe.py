@@ -27,6 +27,7 @@ from distill.schema import (
     TrainerStage,
 )
 from distill.schema_draft import Draft, Head
+from distill.schema_rounds import Round, round_steps
 
 __all__ = [
     "BUNDLED_DOMAINS",
@@ -37,6 +38,7 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Responses",
+    "Round",
     "Stage",
     "Target",
     "Track",
@@ -45,6 +47,7 @@ __all__ = [
     "dump",
     "load_recipe",
     "recipe_hash",
+    "rounds_of",
 ]
 
 
@@ -112,6 +115,26 @@ def recipe_hash(recipe: Recipe) -> str:
     """SHA-256 (hex) of the resolved recipe: equal for equal settings, however they were written."""
     canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def rounds_of(recipe: Recipe) -> list[Recipe]:
+    """The recipe of every round, and last that of the draft itself: each with its own shape and number of steps."""
+    steps = round_steps(recipe.draft.rounds, recipe.distill.max_steps)
+    drafts = [round_draft(recipe.draft, one) for one in recipe.draft.rounds]
+    recipes = []
+    for draft, num in zip([*drafts, recipe.draft], steps, strict=True):
+        distill = {"max_steps": num} | ({} if draft is recipe.draft else {"replay": None})
+        stage = recipe.distill.model_copy(update=distill)
+        recipes.append(recipe.model_copy(update={"draft": draft, "distill": stage}))
+    return recipes
+
+
+def round_draft(draft: Draft, one: Round) -> Draft:
+    """A round as a draft stage: every weight is trained, with the whole head or the draft's own shortlist."""
+    shape = one.model_dump(exclude={"frac"})
+    head = draft.head if draft.head.kind == "shortlist" else Head()
+    free = {"rounds": (), "bridge": False, "lora": None, "head": head, "size_frac": (0.0, 1.0), "dtype": "float32"}
+    return draft.model_copy(update=shape | free)
 
 
 def _read(text: str, source: str, places: dict[Key, str], problems: list[str]) -> Any:

@@ -12,8 +12,8 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -50,7 +50,7 @@ class ResponsesError(ValueError):
 
 @dataclass(frozen=True)
 class ResponseRow:
-    """One answered prompt; its hidden states are rows offset ... offset + len(answer_ids) of the shard's tensor."""
+    """One answered prompt; its hidden states are rows offset ... offset + num_states of the shard's tensor."""
 
     id: str
     domain: str
@@ -64,6 +64,12 @@ class ResponseRow:
     endpoint: str = ""  # what a server wrote also says where, after how many failures, and if in other tokens
     retried: int = 0
     recut: bool = False
+    branches: list[tuple[int, list[int], list[int]]] = field(default_factory=list)  # see `distill.branches.Branch`
+
+    @property
+    def num_states(self) -> int:
+        """Target states kept: of every answer token, then of every branch's."""
+        return len(self.answer_ids) + sum(len(ids) for _, ids, _ in self.branches)
 
 
 def loops(tokens: Sequence[int], repeats: int) -> bool:
@@ -94,6 +100,8 @@ def write_responses(
     max_prompt_tok: int,
     system: str | None = None,
     progress: Progress | None = None,
+    answer: Answering | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Answers every prompt and writes shards; goes on where an interrupted call stopped.
 
@@ -109,6 +117,7 @@ def write_responses(
         max_prompt_tok: longer prompts are dropped and counted.
         system: system message put before every prompt; None is the template's own.
         progress: called with (answered, asked, answer tokens).
+        answer: writes the answers in place of the one that `stage` asks for; `more` are its settings.
 
     Returns:
         The manifest.
@@ -127,6 +136,7 @@ def write_responses(
         "eos_ids": eos,
         "system": system,
         "max_prompt_tok": max_prompt_tok,
+        **(more or {}),
     }
     if stage.server:
         settings["served_model"] = pin_model(folder, stage)
@@ -152,7 +162,8 @@ def write_responses(
     work = sorted((w for w in work if w[0].id not in done), key=lambda w: len(w[1]))
     manifest |= {"asked": asked, "dropped": dropped, "complete": False}
     tokens = sum(shard["tokens"] for shard in manifest["shards"])
-    answer: Answering = _answer_target if stage.source == "target" else _answer_reference
+    if answer is None:
+        answer = _answer_target if stage.source == "target" else _answer_reference
     if stage.server:
         answer = partial(_answer_server, settings["served_model"], system)
     rows: list[dict[str, Any]] = []
@@ -216,7 +227,7 @@ def _answer_target(
     for answer in decoder.run(requests):
         prompt, ids, temperature = by_id[answer.request.id]
         finish = "loop" if answer.finish == "stop" else answer.finish
-        yield _row(prompt, ids, answer.tokens, temperature, finish, False), torch.stack(answer.hidden)
+        yield answer_row(prompt, ids, answer.tokens, temperature, finish, False), torch.stack(answer.hidden)
 
 
 def _answer_server(model_name: str, system: str | None, *asked: Any) -> Iterator[tuple[dict[str, Any], Tensor]]:
@@ -225,7 +236,7 @@ def _answer_server(model_name: str, system: str | None, *asked: Any) -> Iterator
     for reply, ids, finish, facts, states in server_answers(
         model_name, system, partial(loops, repeats=repeats), *asked
     ):
-        yield _row(reply.prompt, reply.prompt_ids, ids, reply.temperature, finish, False) | facts, states
+        yield answer_row(reply.prompt, reply.prompt_ids, ids, reply.temperature, finish, False) | facts, states
 
 
 @torch.inference_mode()
@@ -248,12 +259,13 @@ def _answer_reference(
         states = torch.empty(0)
         if text:
             states = runner.prefill(torch.tensor([*ids, *text[:-1]], device=runner.device))[len(ids) - 1 :]
-        yield _row(prompt, ids, text, 0.0, finish, True), states
+        yield answer_row(prompt, ids, text, 0.0, finish, True), states
 
 
-def _row(
+def answer_row(
     prompt: Prompt, ids: list[int], answer: list[int], temperature: float, finish: str, reference: bool
 ) -> dict[str, Any]:
+    """What a line of rows-NNNNN.jsonl holds of an answer."""
     return {
         "id": prompt.id,
         "domain": prompt.domain,
@@ -359,10 +371,10 @@ def load_rows(folder: Path) -> list[ResponseRow]:
             except (ValueError, TypeError) as error:
                 raise ResponsesError(f"{path}:{number} is no response row: {error}") from error
             rows.append(row)
-            offset += len(row.answer_ids)
+            offset += row.num_states
         expected = shard.get("rows_sha256")
         if expected is not None and hashlib.sha256(data).hexdigest() != expected:
             raise ResponsesError(f"{path} is cut or was changed; delete {folder} and generate the answers again")
         if offset != shard["tokens"]:
-            raise ResponsesError(f"{path} holds {offset} answer tokens; the manifest says {shard['tokens']}")
+            raise ResponsesError(f"{path} has {offset} positions; the manifest says {shard['tokens']}")
     return rows

@@ -120,6 +120,11 @@ class Run:
         return self.folder / "responses" / "heldout"
 
     @property
+    def replay(self) -> Path:
+        """What verification of the draft's own proposals computed (distill.replay)."""
+        return self.folder / "replay"
+
+    @property
     def plan(self) -> Path:
         """Measured costs."""
         return self.folder / "plan.json"

@@ -29,6 +29,8 @@ from distill.fields import (
 )
 from distill.schema_draft import Draft
 from distill.schema_eval import Eval
+from distill.schema_replay import Replay, start_clashes
+from distill.schema_rounds import round_steps, step_clashes
 
 
 class Target(Stage):
@@ -172,6 +174,7 @@ class Distill(Stage):
         outside_rows: rows outside the shortlist drawn each step, so that the whole head stays good.
         validate_every, checkpoint_every: in optimizer steps.
         num_validation: answers per domain kept for the teacher-forced acceptance.
+        replay: train the last steps on the draft's own proposals; null is off.
     """
 
     objective: Literal["greedy", "sampling"] | None = None
@@ -203,6 +206,7 @@ class Distill(Stage):
     validate_every: Positive = 100
     num_validation: Positive = 32
     checkpoint_every: Positive = 100
+    replay: Replay | None = None
 
     def clashes(self) -> Iterator[tuple[str, str]]:
         if not any(self.loss.values()):
@@ -218,6 +222,8 @@ class Distill(Stage):
             yield "temperature", f"= {self.temperature:g}: teacher: topk keeps probabilities at temperature 1; use 1.0"
         if self.reference is not None and self.survival_k > 1:
             yield "survival_k", f"= {self.survival_k} weighs whole answers, but reference trains on parts; set it to 1"
+        if self.replay is not None and self.survival_k > 1:
+            yield "survival_k", f"= {self.survival_k} weighs whole answers, but replay trains on branches; set it to 1"
         if self.warmup_steps >= self.max_steps:
             yield "warmup_steps", f"= {self.warmup_steps} must be less than distill.max_steps = {self.max_steps}"
         if self.tokens_per_step < self.max_length:
@@ -291,6 +297,10 @@ class Recipe(Stage):
             )
         if steps is not None and self.trainer.devices > 1:
             yield "trainer.devices", f"= {self.trainer.devices}: draft.kind: race runs in one process; use 1"
+        own = round_steps(self.draft.rounds, stage.max_steps)
+        yield from step_clashes(own, stage.warmup_steps, self.trainer.devices)
+        if stage.replay is not None:
+            yield from start_clashes(stage.replay, own[-1], max(stage.warmup_steps, steps or 1), self.trainer.devices)
         if self.distill.teacher == "topk" and any(
             draft.head.kind == "shortlist" for draft in (self.draft, *(self.draft.candidates or ()))
         ):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from distill.fields import Count, Fraction, Positive, Stage, Text, increasing, ordered
+from distill.schema_rounds import Round, order_clashes
 
 
 class Head(Stage):
@@ -58,6 +59,8 @@ class Draft(Stage):
             those that change their input least on the training answers.
         bridge: refit the last kept layer to the target's final state in closed form (`distill.bridge`).
         hidden_size, intermediate_size, num_kv_heads: widths of the draft; null keeps the target's.
+        rounds: shapes in between, for a target much larger than the draft: each is cut from the one before and
+            distilled for a share of the steps; null widths keep the last round's. () cuts in one go.
         head: the output head.
         lora: train low-rank updates; null trains every weight.
         candidates: drafts of a race, each written like this stage.
@@ -76,6 +79,7 @@ class Draft(Stage):
     hidden_size: Positive | None = None
     intermediate_size: Positive | None = None
     num_kv_heads: Positive | None = None
+    rounds: tuple[Round, ...] = ()
     head: Head = Head()
     lora: Lora | None = None
     candidates: Annotated[tuple[Draft, ...], Field(min_length=2)] | None = None
@@ -103,12 +107,16 @@ class Draft(Stage):
                 yield "num_layers", "is given beside layers; set one of the two to null"
             if self.layers is not None and self.choose != "spaced":
                 yield "choose", f"= {self.choose} chooses num_layers layers, but layers names them; drop one of the two"
+            if sum(one.frac for one in self.rounds) >= 1:
+                yield "rounds", "take all steps (their frac sum to 1 or more); leave some for the draft itself"
+            yield from order_clashes(self.rounds, self.layers)
             if self.model is not None:
                 yield "model", "belongs to kind: pretrained; a pruned draft comes from target.model"
         else:
             if self.model is None:
                 yield "model", "is missing: kind: pretrained needs a checkpoint (hub id or folder)"
-            for key in ("layers", "num_layers", "choose", "bridge", "hidden_size", "intermediate_size", "num_kv_heads"):
+            widths = ("hidden_size", "intermediate_size", "num_kv_heads")
+            for key in ("layers", "num_layers", "choose", "bridge", "rounds", *widths):
                 if getattr(self, key) != type(self).model_fields[key].default:
                     yield key, "belongs to kind: prune; a pretrained draft keeps its own shape"
 
@@ -119,6 +127,8 @@ class Draft(Stage):
         for number, candidate in enumerate(self.candidates or ()):
             if candidate.kind == "race":
                 yield "candidates", f"[{number}] is a race of its own; a candidate is one draft, prune or pretrained"
+            if candidate.rounds:
+                yield "candidates", f"[{number}] has rounds; drafts that race are cut in one go"
         for key, field in type(self).model_fields.items():
             if key not in ("kind", "candidates", "race_steps") and getattr(self, key) != field.default:
                 yield key, "belongs to each of draft.candidates, not beside them"

@@ -1,31 +1,25 @@
-"""The target and the shape of the draft: sizes known before a weight is read, then the draft itself."""
+"""The target and the shape of the draft: sizes known before a weight is read. `distill.draft` makes the draft."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from distill.bridge import bridge
 from distill.known import PRE_NORM
-from distill.models import SizeCount, load_config, load_model, load_tokenizer, model_hash, param_counts, resolve
-from distill.prune import layer_plan, measure_importance, prune, pruned_config
-from distill.recipe import Recipe
+from distill.models import SizeCount, load_config, load_tokenizer, model_hash, param_counts, resolve
+from distill.prune import layer_plan, pruned_config
+from distill.recipe import Draft, Recipe, Round
 from distill.runs import Run
-from distill.teacher import ResponseDataset
 from distill.tokens import check_shared
 
 log = logging.getLogger(__name__)
-
-IMPORTANCE_TOK = 4096  # tokens over which importance is measured; 2,000 are enough
-BRIDGE_TOK = 16384  # supervised positions that a bridge is fitted to; 8,000 are enough for 1,024 channels
-BRIDGE_BATCH_TOK = 2048
 
 
 class ShapeError(ValueError):
@@ -126,9 +120,33 @@ def draft_config(recipe: Recipe, target: Target) -> PreTrainedConfig:
     if stage.kind == "pretrained":
         assert stage.model is not None
         return load_config(resolve(stage.model))
-    count = len(stage.layers) if stage.layers is not None else stage.num_layers
-    layers = layer_plan(target.config.num_hidden_layers, stage.layers, count)
-    return pruned_config(target.config, layers, stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
+    config, held = target.config, list(range(target.config.num_hidden_layers))
+    shapes: tuple[Round | Draft, ...] = (*stage.rounds, stage)
+    for number, one in enumerate(shapes):
+        try:
+            layers = layer_plan(len(held), places(one.layers, held), one.num_layers or len(held))
+            config = pruned_config(config, layers, one.hidden_size, one.intermediate_size, one.num_kv_heads)
+        except ValueError as error:
+            if number == len(stage.rounds):
+                raise
+            raise ShapeError(f"draft.rounds[{number}]: {error}") from error
+        held = [held[at] for at in layers]
+    return config
+
+
+def places(layers: Sequence[int] | None, held: Sequence[int]) -> list[int] | None:
+    """Where a model that holds some of the target's layers has those that are named; None is no names.
+
+    Raises:
+        ShapeError: the target has no such layer.
+    """
+    if layers is None:
+        return None
+    if len(held) == held[-1] + 1:  # nothing is gone yet; `layer_plan` checks the range
+        return list(layers)
+    if lost := [layer for layer in layers if layer not in held]:
+        raise ShapeError(f"draft.layers {list(layers)}: {lost} are not among the layers there are: {list(held)}")
+    return [held.index(layer) for layer in layers]
 
 
 def draft_size(config: PreTrainedConfig, head_rows: int | None = None, rank: int | None = None) -> SizeCount:
@@ -152,108 +170,6 @@ def blank_factors(config: PreTrainedConfig, rank: int | None) -> tuple[Tensor, T
     if rank is None:
         return None
     return torch.zeros(config.vocab_size, rank), torch.zeros(rank, config.hidden_size)
-
-
-@dataclass(frozen=True)
-class Made:
-    """A draft before its first step.
-
-    Attributes:
-        model: in float32.
-        factors: (A [V, r], B [r, h]) of a low-rank head; None for the others.
-        facts: how it was made, for draft.json: layers kept, fit of the bridge.
-    """
-
-    model: PreTrainedModel
-    factors: tuple[Tensor, Tensor] | None
-    facts: dict[str, Any]
-
-
-def make_draft(recipe: Recipe, target: Target, model: PreTrainedModel, dataset: ResponseDataset) -> Made:
-    """Cuts the draft out of the target, or loads it.
-
-    Args:
-        recipe: its draft stage counts.
-        target: config and tokenizer.
-        model: the target's weights.
-        dataset: answers over which importance is measured when layers or widths are chosen by it, and with whose
-            cached states a bridge is fitted.
-
-    Returns:
-        The draft.
-    """
-    stage = recipe.draft
-    facts: dict[str, Any] = {}
-    if stage.kind == "pretrained":
-        assert stage.model is not None
-        draft = load_model(stage.model, "float32")
-    else:
-        draft, facts = _cut_draft(recipe, model, dataset)
-    head = draft.get_output_embeddings().weight
-    return Made(draft, None if stage.head.rank is None else low_rank_factors(head, stage.head.rank), facts)
-
-
-def _cut_draft(
-    recipe: Recipe, model: PreTrainedModel, dataset: ResponseDataset
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The draft cut from the target, its bridge folded in, and how it was made."""
-    stage = recipe.draft
-    widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
-    importance = None
-    # The engine has put its own attention in, which wants a slab; the passes here are plain ones.
-    plain = "eager" if getattr(model.config, "attn_logit_softcapping", None) else "sdpa"
-    if stage.choose == "influence" or any(width is not None for width in widths):
-        model.set_attn_implementation(plain)
-        importance = measure_importance(model, _some_rows(dataset, IMPORTANCE_TOK))
-    influence = None if importance is None else importance.influence
-    layers = layer_plan(model.config.num_hidden_layers, stage.layers, stage.num_layers, stage.choose, influence)
-    state = {name: weight.float().cpu() for name, weight in model.state_dict().items()}
-    config, state = prune(model.config, state, layers, *widths, importance)
-    draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    draft.load_state_dict(state, strict=True)
-    facts: dict[str, Any] = {"layers": layers}
-    if stage.bridge:
-        draft.set_attn_implementation(plain)
-        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(recipe.seed)).tolist()
-        size = max(1, min(BRIDGE_BATCH_TOK // max(dataset.lengths), len(order) // 10))
-        batches = (dataset.collate(order[at : at + size]) for at in range(0, len(order), size))
-        head = model.get_output_embeddings().weight.detach()
-        found = bridge(draft.to(model.device).eval(), head, batches, BRIDGE_TOK)
-        draft, facts["bridge"] = draft.cpu(), asdict(found)
-        log.info(
-            "bridge: error of the final state %.3f -> %.3f of the target's (%d positions, ridge %g)",
-            *(found.error_before, found.error_after, found.num_tok, found.ridge),
-        )
-    log.info("draft of the target's layers %s", layers)
-    return draft, facts
-
-
-def _some_rows(dataset: ResponseDataset, num_tok: int) -> Iterator[Tensor]:
-    """Input ids [1, T] of rows spread over the data set, until they hold `num_tok` tokens."""
-    stride = max(1, sum(dataset.lengths) // num_tok)
-    for index in range(0, len(dataset), stride):
-        yield dataset[index].input_ids[None]
-
-
-def low_rank_factors(head: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The best factors of a head in the sense of least squares: A = W V_r, B = V_r^T, from the eigenvectors of W^T W.
-
-    Args:
-        head: [V, h].
-        rank: r, from 1 to h.
-
-    Returns:
-        A [V, r] and B [r, h], float32.
-
-    Raises:
-        ShapeError: the rank does not fit.
-    """
-    if not 1 <= rank <= head.shape[1]:
-        raise ShapeError(f"draft.head.rank = {rank}: the head is {head.shape[1]} wide, allowed 1..{head.shape[1]}")
-    weight = head.detach().float()
-    _, vectors = torch.linalg.eigh(weight.T @ weight)
-    basis = vectors[:, -rank:]
-    return weight @ basis, basis.T.contiguous()
 
 
 def describe(

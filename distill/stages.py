@@ -18,12 +18,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.adapt import add_lora
+from distill.draft import Source, make_draft
 from distill.models import load_model
 from distill.module import DraftModule
 from distill.recipe import Distill, Recipe
 from distill.responses import ResponseRow, write_responses
 from distill.runs import Run, RunError
-from distill.shape import Target, make_draft
+from distill.shape import Target
 from distill.teacher import ResponseDataset
 from distill.traffic import Prompt, load_prompts
 from distill.validation import Served, Validation
@@ -228,6 +229,7 @@ def prepare(
     dataset: ResponseDataset,
     held_out: ResponseDataset,
     eos: Sequence[int],
+    source: Source | None = None,
 ) -> Ready:
     """Makes the draft, measures what it costs, and puts it into its module.
 
@@ -237,14 +239,16 @@ def prepare(
         target, model: the target.
         dataset, held_out: its answers.
         eos: ids that end an answer.
+        source: what the draft is cut from; None is the target.
     """
     stage = recipe.distill
+    torch.manual_seed(recipe.seed)  # so that it does not matter what ran before, in this process or another
     shortlist = shortlist_of(recipe, target, dataset, eos)
     if shortlist is not None:
         shares = ", ".join(f"{name} {100 * share:.2f}%" for name, share in coverage(held_out.rows, shortlist).items())
         rows = target.config.vocab_size
         log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
-    made = make_draft(recipe, target, model, dataset)
+    made = make_draft(recipe, target, model, dataset, source)
     served = find_costs(recipe, run, model, made.model, shortlist, held_out, made.factors)
     if recipe.draft.lora is not None:
         add_lora(made.model, recipe.draft.lora)

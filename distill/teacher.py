@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from distill.branches import Layout
 from distill.loss_topk import TopK
 from distill.responses import ResponseRow, load_rows
 from distill.teacher_topk import read_topk, topk_path
@@ -58,6 +59,7 @@ class Batch:
         hidden_target: what the target's head multiplies there [N, H], as stored (bf16).
         rows: index of each row in the dataset.
         topk: the target's likeliest tokens there; `hidden_target` is [N, 0] then.
+        layout: where tokens stand and what they see, for rows that hold branches; None is plain causal text.
     """
 
     input_ids: Tensor
@@ -66,6 +68,7 @@ class Batch:
     hidden_target: Tensor
     rows: tuple[int, ...]
     topk: TopK | None = None
+    layout: Layout | None = None
 
     @property
     def place(self) -> Tensor:
@@ -84,7 +87,8 @@ class Batch:
     def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
         topk = None if self.topk is None else self.topk.map(move)
         states = move(self.hidden_target)
-        return Batch(move(self.input_ids), move(self.positions), move(self.labels), states, self.rows, topk)
+        layout = None if self.layout is None else self.layout.map(move)
+        return Batch(move(self.input_ids), move(self.positions), move(self.labels), states, self.rows, topk, layout)
 
 
 class ResponseDataset(Dataset[Example]):

@@ -22,6 +22,7 @@ from distill.recipe import Recipe, dump, load_recipe, recipe_hash
 from distill.runs import RUN_ATTEMPT, RUN_FOLDER, Interrupted, Run, RunError, Stop, create_run, rank, reopen_run
 from distill.schema import Target as TargetStage
 from distill.schema import paths, sources
+from distill.schema_rounds import round_steps
 
 if TYPE_CHECKING:
     from distill.teacher import ResponseDataset
@@ -163,10 +164,11 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     from distill.adapt import merge_lora
     from distill.checkpoint import read_draft, verify_draft, write_draft
     from distill.curves import draw_curves
-    from distill.fit import fit
     from distill.models import load_model, load_tokenizer
     from distill.race import Answers, check_all, run_race
+    from distill.replay import fit_with_replay, replay_facts
     from distill.responses import read_manifest
+    from distill.rounds import round_facts, run_rounds
     from distill.shape import describe, find_target
     from distill.stages import prepare, trained_on, write_answers
     from distill.teacher import ResponseDataset
@@ -201,16 +203,19 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     manifest = read_manifest(run.responses)
     _announce(recipe, dataset, manifest["asked"])
 
+    answers, named = Answers(dataset, held_out, eos), _tokenizer_class(target.folder)
     ranked: list[dict[str, Any]] = []
     if recipe.draft.kind == "race":
-        answers = Answers(dataset, held_out, eos)
         recipe, ranked = run_race(recipe, run, target, model, sizes, answers, stop, tracker)
     size = sizes[ranked[0]["candidate"] if ranked else 0]
-    ready = prepare(recipe, run, target, model, dataset, held_out, eos)
+    recipe, source = run_rounds(recipe, run, target, model, answers, stop, named)
+    stage = recipe.distill
+    ready = prepare(recipe, run, target, model, dataset, held_out, eos, source)
     module, validation, facts = ready.module, ready.validation, ready.facts
-    del model, ready  # the target's body is not needed any more, unless it is the teacher
+    del model, source, ready  # the target's body is not needed any more, unless it is the teacher
     resume_from = run.newest_whole() if run.attempt or ranked else None
-    best = fit(recipe, run, module, trained_on(stage, dataset), validation, stop, tracker, resume_from)
+    rest = resume_from, target, eos, device
+    best = fit_with_replay(recipe, run, module, trained_on(stage, dataset), validation, stop, tracker, *rest)
     if not first:
         return run.draft
     stop.check()
@@ -223,9 +228,8 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     if recipe.draft.lora is not None:
         exported = merge_lora(exported)
     meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, size, facts, manifest, best, stage.max_steps)
-    meta |= {"race": ranked} if ranked else {}
+    meta |= round_facts(recipe, run) | replay_facts(recipe, run) | ({"race": ranked} if ranked else {})
     ids = None if module.shortlist is None else module.shortlist.tolist()
-    named = _tokenizer_class(target.folder)
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)
     run.link_latest()
     tracker.summary({**best, "size": size.to_json(), "draft_folder": str(run.draft)})
@@ -241,7 +245,7 @@ def _finished(recipe: Recipe, run: Run) -> bool:
         return False
     from distill.fit import checkpoint_step
 
-    step, end = checkpoint_step(newest), recipe.distill.max_steps
+    step, end = checkpoint_step(newest), round_steps(recipe.draft.rounds, recipe.distill.max_steps)[-1]
     if step >= end and (run.draft / "draft.json").exists():
         log.info("nothing to do: the run is at step %d of %d and its draft is %s", step, end, run.draft)
         return True

@@ -70,6 +70,29 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Verified:
+    """One verify pass of B active rows, before its tokens are committed.
+
+    The next pass may overwrite the tensors (captured steps do), so a reader copies what it keeps.
+
+    Attributes:
+        answers: the rows' requests; their tokens are those that the pass started from.
+        proposed: [>= B, k] drafted ids; rows beyond B hold nothing.
+        count: real proposals of each row.
+        accepted: of these, from the first on.
+        hidden: [>= B, k + 1, H] the target's final states after the newest token and after each proposal.
+        logits: [>= B, k + 1, R] the target's head over them.
+    """
+
+    answers: tuple[Answer, ...]
+    proposed: Tensor
+    count: list[int]
+    accepted: list[int]
+    hidden: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True)
 class Texts(Sequence[list[int]]):
     """Each row's tokens so far, put together when asked for; rows beyond the answers hold a text of two zeros."""
 

@@ -24,7 +24,7 @@ from engine.draft import Batch, Drafter, Proposal, refuse_window
 from engine.graphs import HostCopy, Step, check_graph, memory_pool
 from engine.model import Runner
 from engine.policy import Policy
-from engine.request import Answer, Cycle, Request, Texts
+from engine.request import Answer, Cycle, Request, Texts, Verified
 from engine.warp import Warp, draw, draws_of, probabilities
 
 RULES = ("token", "block")
@@ -66,6 +66,7 @@ class Decoder:
         policy: chooses each cycle's k, at most `k`; None is always k.
         graph: capture verify and accept as CUDA graphs (the drafter has its own switch). Graphs live as long as the
             decoder: keep one for many requests.
+        watch: sees every verify pass that had proposals, rejected ones included.
 
     Raises:
         ValueError: k without a drafter, or out of 0..16; a target with a window; graphs without a CUDA device.
@@ -86,6 +87,7 @@ class Decoder:
         rule: str = "token",
         policy: Policy | None = None,
         graph: bool = False,
+        watch: Callable[[Verified], None] | None = None,
     ) -> None:
         if not 0 <= k <= 16:
             raise ValueError(f"k is {k}; it must be 0 (no speculation) to 16")
@@ -100,7 +102,7 @@ class Decoder:
         self.top_k, self.top_p = top_k, top_p
         self.eos = frozenset(eos)
         self.clock: Clock = clock or BareClock(target.device)
-        self.keep_hidden, self.stop = keep_hidden, stop
+        self.keep_hidden, self.stop, self.watch = keep_hidden, stop, watch
         self.active: list[Answer] = []
         self._last = self._length = self._temperature = self._keys = torch.empty(0)
         self._live = self._limit = self._drawn = torch.empty(0)
@@ -259,9 +261,12 @@ class Decoder:
         with self.clock.phase("sampling"):
             state = self._last, self._length, self._temperature, batch.keys, self._live, self._limit, self._drawn
             (result,) = self._accept((self._draws,), logits, *state, given.tokens, given.q, given.rows, given.count)
-        assert hidden is not None and result is not None
+        assert hidden is not None and result is not None and logits is not None
         rows = self._to_host(result)
-        self._record([r[1] for r in rows], [r[2:] for r in rows], [r[0] for r in rows], hidden)
+        count, kept = [r[0] for r in rows], [r[1] for r in rows]
+        if self.watch is not None and k:
+            self.watch(Verified(tuple(self.active), given.tokens, count, kept, hidden, logits))
+        self._record(kept, [r[2:] for r in rows], count, hidden)
         return self.retire()
 
     def _batch(self) -> Batch:

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from distill.draft import low_rank_factors
 from distill.loss_reference import divergence
 from distill.module import DraftModule, TrainingDiverged
 from distill.optimizers import learning_rate
 from distill.schema import Distill
-from distill.shape import low_rank_factors
 from distill.teacher import Batch, ResponseDataset
 from tests.conftest import make_config, make_target
 
