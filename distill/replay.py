@@ -237,6 +237,11 @@ def write_replay(
     served: dict[str, Any] = {"source": "target", "temperatures": (temperature,), "server": ()}
     served |= {"top_p": recipe.eval.top_p, "top_k": recipe.eval.top_k}
     log.info("replay: the draft of step %d proposes to %d prompts, k = %d", step, stage.num_prompts, stage.k)
+
+    def progress(answered: int, asked: int, num_tok: int) -> None:
+        if answered % 32 == 0 or answered == asked:
+            log.info("replay: %d of %d prompts, %d answer tokens", answered, asked, num_tok)
+
     return write_responses(
         run.replay,
         model,
@@ -248,6 +253,7 @@ def write_replay(
         target.sha256,
         min(recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1),
         recipe.traffic.system,
+        progress,
         answer=partial(_answer, small, stage.k),
         more=more,
     )

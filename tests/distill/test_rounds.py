@@ -115,12 +115,12 @@ def scaled_llama() -> PreTrainedModel:
     """An untied llama with grouped keys, scaled rope, biases, a head size of its own and two ends of text."""
     config = LlamaConfig(
         vocab_size=512,
-        hidden_size=64,
+        hidden_size=96,
         intermediate_size=128,
         num_hidden_layers=6,
         num_attention_heads=6,
         num_key_value_heads=3,
-        head_dim=16,
+        head_dim=24,
         attention_bias=True,
         max_position_embeddings=1024,
         tie_word_embeddings=False,
@@ -178,7 +178,7 @@ def test_details_of_the_config_survive_every_round(kind: str, tmp_path: Path) ->
         assert config.rope_parameters == target.config.rope_parameters
         assert config.tie_word_embeddings == target.config.tie_word_embeddings
         assert (config.eos_token_id, model.generation_config.eos_token_id) == ([1, 4], [1, 4])
-        assert config.head_dim == 16
+        assert config.head_dim == (24 if kind == "llama" else 16)
         assert config.vocab_size == 512
         assert config.num_attention_heads == group * config.num_key_value_heads
         tied = model.get_input_embeddings().weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
