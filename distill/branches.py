@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from engine.request import Verified
+
 PAD = -1
 BY_LAYER = ("qwen2", "qwen3", "gemma2", "gemma3_text")  # types that take one mask for each kind of layer
 
@@ -127,3 +129,33 @@ def branch_length(proposed: Sequence[int], accepted: int, eos: frozenset[int]) -
     """
     ends = next((place for place, token in enumerate(proposed) if token in eos), len(proposed))
     return max(0, ends - accepted)
+
+
+class Refused:
+    """Gathers the branches of every request that a decoder runs; to be given to it as `watch`.
+
+    Args:
+        eos: ids that end a text.
+    """
+
+    def __init__(self, eos: Sequence[int]) -> None:
+        self.eos = frozenset(eos)
+        self._found: dict[str, list[tuple[Branch, Tensor]]] = {}
+
+    def __call__(self, seen: Verified) -> None:
+        """Takes what one pass refused; a pass that refused nothing leaves nothing."""
+        proposed = seen.proposed.tolist()
+        for row, answer in enumerate(seen.answers):
+            kept, drafted = seen.accepted[row], proposed[row][: seen.count[row]]
+            num = branch_length(drafted, kept, self.eos)
+            if num == 0:
+                continue
+            at = slice(kept + 1, kept + 1 + num)
+            best = seen.logits[row, at].argmax(-1).tolist()
+            branch = Branch(len(answer.tokens) + kept, drafted[kept : kept + num], best)
+            found = self._found.setdefault(answer.request.id, [])
+            found.append((branch, seen.hidden[row, at].clone()))
+
+    def take(self, request: str) -> list[tuple[Branch, Tensor]]:
+        """The branches of one request with the target's states [n, H] behind each of their tokens; forgets them."""
+        return self._found.pop(request, [])

@@ -48,8 +48,7 @@ def look(recipe: Recipe, name: str) -> list[str]:
     target = find_config(recipe.target.model, "target.model", problems, lines)
     reference = _reference(recipe, problems)
     source = target  # of a round: what the one before left
-    for key, one in _drafts(recipe):
-        draft = one.draft
+    for key, one, draft in _drafts(recipe):
         if draft.kind == "pretrained":
             assert draft.model is not None
             found = find_config(draft.model, f"{key}.model", problems, lines)
@@ -71,13 +70,12 @@ def look(recipe: Recipe, name: str) -> list[str]:
     return lines
 
 
-def _drafts(recipe: Recipe) -> list[tuple[str, Recipe]]:
-    """Key and recipe of every draft that is trained: those of a race, or the rounds' and the draft itself."""
-    if recipe.draft.candidates is None:
-        *rounds, last = rounds_of(recipe)
-        return [*((f"draft.rounds[{number}]", one) for number, one in enumerate(rounds)), ("draft", last)]
-    raced = enumerate(recipe.draft.candidates)
-    return [(f"draft.candidates[{number}]", recipe.model_copy(update={"draft": draft})) for number, draft in raced]
+def _drafts(recipe: Recipe) -> list[tuple[str, Recipe, Draft]]:
+    """Key, recipe and draft of all that is trained: the candidates of a race, or the rounds and the draft itself."""
+    if recipe.draft.candidates is not None:
+        return [(f"draft.candidates[{number}]", recipe, one) for number, one in enumerate(recipe.draft.candidates)]
+    *rounds, last = rounds_of(recipe)
+    return [(f"draft.rounds[{n}]", one, one.draft) for n, one in enumerate(rounds)] + [("draft", last, last.draft)]
 
 
 def _traffic(recipe: Recipe) -> Iterator[str]:

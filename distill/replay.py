@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.adapt import merge_lora
-from distill.branches import Branch, Layout, branch_length, lay_out
+from distill.branches import Branch, Layout, Refused, lay_out
 from distill.fit import checkpoint_step, fit
 from distill.launch import ALONE, Place
 from distill.models import load_model
@@ -49,40 +49,10 @@ from distill.validation import Validation
 from distill.worklist import Worklist
 from engine.draft import ModelDrafter
 from engine.model import Runner
-from engine.request import Request, Verified
+from engine.request import Request
 from engine.speculate import Decoder
 
 log = logging.getLogger(__name__)
-
-
-class Refused:
-    """Gathers the branches of every request that a decoder runs; to be given to it as `watch`.
-
-    Args:
-        eos: ids that end a text.
-    """
-
-    def __init__(self, eos: Sequence[int]) -> None:
-        self.eos = frozenset(eos)
-        self._found: dict[str, list[tuple[Branch, Tensor]]] = {}
-
-    def __call__(self, seen: Verified) -> None:
-        """Takes what one pass refused; a pass that refused nothing leaves nothing."""
-        proposed = seen.proposed.tolist()
-        for row, answer in enumerate(seen.answers):
-            kept, drafted = seen.accepted[row], proposed[row][: seen.count[row]]
-            num = branch_length(drafted, kept, self.eos)
-            if num == 0:
-                continue
-            at = slice(kept + 1, kept + 1 + num)
-            best = seen.logits[row, at].argmax(-1).tolist()
-            branch = Branch(len(answer.tokens) + kept, drafted[kept : kept + num], best)
-            found = self._found.setdefault(answer.request.id, [])
-            found.append((branch, seen.hidden[row, at].clone()))
-
-    def take(self, request: str) -> list[tuple[Branch, Tensor]]:
-        """The branches of one request with the target's states [n, H] behind each of their tokens; forgets them."""
-        return self._found.pop(request, [])
 
 
 class ReplayDataset(ResponseDataset):

@@ -11,15 +11,15 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from distill import replay
-from distill.branches import PAD, Branch, Layout, branch_length, lay_out
+from distill.branches import PAD, Branch, Layout, Refused, branch_length, lay_out
 from distill.checkpoint import read_draft
 from distill.fit import checkpoint_step
 from distill.look import look
 from distill.recipe import RecipeError, load_recipe
-from distill.replay import Refused, ReplayDataset, drawn_prompts
-from distill.responses import load_rows, read_manifest
+from distill.replay import ReplayDataset, drawn_prompts
 from distill.runs import Interrupted, Stop
 from distill.schema import Distill
+from distill.shards import load_rows, read_manifest
 from distill.teacher import Batch
 from distill.train import main
 from engine.draft import ModelDrafter
