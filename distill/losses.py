@@ -44,13 +44,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from distill.loss_block import (
-    TEMPERATURE_POWER,
-    BlockSettings,
-    accumulate,
-    chunk_losses,
-    wide_dtype,
-)
+from distill.loss_block import TEMPERATURE_POWER, BlockSettings, accumulate, chunk_losses, wide_dtype
 from distill.loss_topk import TopK, topk_losses
 from distill.loss_weights import survival_weights
 

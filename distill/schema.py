@@ -14,7 +14,6 @@ from distill.fields import (
     Length,
     Loss,
     Positive,
-    Processes,
     Stage,
     Temperature,
     Text,
@@ -29,6 +28,7 @@ from distill.fields import (
 )
 from distill.schema_draft import Draft
 from distill.schema_eval import Eval
+from distill.schema_trainer import Track, TrainerStage
 
 
 class Target(Stage):
@@ -226,44 +226,6 @@ class Distill(Stage):
                 f"= {self.tokens_per_step} cannot hold a row of distill.max_length = {self.max_length}; "
                 "raise the first or lower the second",
             )
-
-
-class Track(Stage):
-    """Weights & Biases: offline by default, no network."""
-
-    mode: Literal["offline", "online", "disabled"] = "offline"
-    project: Text = "specdraft"
-    entity: Text | None = None
-    tags: tuple[Text, ...] = ()
-
-
-class TrainerStage(Stage):
-    """Where it runs.
-
-    Attributes:
-        accelerator, precision: of Lightning's Trainer.
-        devices: processes that train together, each with the whole draft.
-        num_nodes: 1; several machines are not built.
-        strategy: of Lightning's Trainer; with several devices auto or ddp.
-        num_threads: CPU threads; null leaves torch's choice.
-        graph: capture CUDA graphs when the device is CUDA.
-        compile: run the evaluation's steps through torch.compile; each shape takes half a minute on a CPU.
-    """
-
-    accelerator: Literal["cpu", "cuda", "auto"] = "auto"
-    devices: Processes = 1
-    num_nodes: Processes = 1
-    strategy: Text = "auto"
-    precision: Literal["32-true", "bf16-mixed"] = "bf16-mixed"
-    num_threads: Positive | None = None
-    graph: bool = True
-    compile: bool = False
-
-    def clashes(self) -> Iterator[tuple[str, str]]:
-        if self.num_nodes > 1:
-            yield "num_nodes", f"= {self.num_nodes}: training on several machines is not built; use 1"
-        if self.devices > 1 and self.strategy not in ("auto", "ddp"):
-            yield "strategy", f"= {self.strategy!r} with several devices: allowed is ddp (or auto)"
 
 
 class Recipe(Stage):

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distill.look import look
 from distill.recipe import Recipe, dump, load_recipe, recipe_hash
 from distill.runs import RUN_ATTEMPT, RUN_FOLDER, Interrupted, Run, RunError, Stop, create_run, rank, reopen_run
-from distill.schema import Target as TargetStage
-from distill.schema import paths, sources
+from distill.surroundings import choose_device, quiet, stay_offline
 
 if TYPE_CHECKING:
     from distill.teacher import ResponseDataset
@@ -77,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
     """Opens the run folder, tracks the run, and gives it an honest end."""
     _check_launcher()
-    _stay_offline(recipe)
-    _quiet()
+    stay_offline(recipe)
+    quiet()
     if rank() > 0:
         return _join(recipe, stop)
     from distill.provenance import collect
@@ -175,7 +173,7 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
 
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    device, first = _device(recipe, torch.cuda.device_count() if torch.cuda.is_available() else 0), rank() == 0
+    device, first = choose_device(recipe, torch.cuda.device_count() if torch.cuda.is_available() else 0), rank() == 0
     if device == "cuda":
         torch.cuda.set_device(rank())
     pl.seed_everything(recipe.seed, verbose=False)
@@ -264,44 +262,6 @@ def _announce(recipe: Recipe, dataset: ResponseDataset, num_prompts: int) -> Non
         recipe.trainer.devices,
         stage.max_steps * tokens / total,
     )
-
-
-def _device(recipe: Recipe, num_gpus: int) -> str:
-    trainer = recipe.trainer
-    if trainer.accelerator == "cuda" and not num_gpus:
-        raise RunError("trainer.accelerator = cuda, but no CUDA device is there; use cpu or auto")
-    device = "cuda" if num_gpus and trainer.accelerator != "cpu" else "cpu"
-    if device == "cuda" and trainer.devices > num_gpus:
-        raise RunError(
-            f"trainer.devices = {trainer.devices}: one CUDA device each, and {num_gpus} of them are there; use at most "
-            f"{num_gpus}, or trainer.accelerator: cpu"
-        )
-    return device
-
-
-def _stay_offline(recipe: Recipe) -> None:
-    """Forbids the hub where the recipe does not need it. Must come before the first import that reads these."""
-    bundled = TargetStage.model_fields["model"].default
-    drafts = [recipe.draft, *(recipe.draft.candidates or ())]
-    models = [name for name in (recipe.target.model, *(draft.model for draft in drafts)) if name is not None]
-    traffic = [*sources(recipe.traffic.train), *sources(recipe.traffic.heldout)]
-    local = all(name == bundled or os.path.exists(os.path.expanduser(name)) for name in models)
-    if local and all(name == "bundled" or paths(name) for name in traffic):
-        os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-
-
-def _quiet() -> None:
-    """Keeps the libraries' progress bars, tips and advice about loaders out of the log."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import lightning.pytorch  # noqa: F401 - it sets its own level when it is first imported
-
-    warnings.filterwarnings("ignore", module=r"lightning\..*")
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "httpx", "httpx2", "filelock"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
 
 
 def _tokenizer_class(folder: str) -> str | None:

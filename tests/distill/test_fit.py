@@ -191,7 +191,7 @@ def test_time_left_is_estimated(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("distill.fit.ESTIMATE_AFTER", 2)
+    monkeypatch.setattr("distill.keeper.ESTIMATE_AFTER", 2)
     caplog.set_level("INFO")
     train(tmp_path, t_tied, dataset, recipe(STAGE.model_copy(update={"max_steps": 4, "warmup_steps": 0})))
     assert "minutes of training left" in caplog.text

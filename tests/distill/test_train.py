@@ -19,9 +19,9 @@ from distill.checkpoint import read_draft, verify_draft
 from distill.fit import checkpoint_step
 from distill.models import load_tokenizer
 from distill.recipe import load_recipe
-from distill.runs import Run, RunError
+from distill.runs import Run
 from distill.stages import count_shortlist, held_out
-from distill.train import _device, _stay_offline, main
+from distill.train import main
 from tests.conftest import make_config, make_target, make_tokenizer
 from tests.distill.test_track import folded, of, records
 
@@ -259,19 +259,6 @@ def test_bad_input_is_one_message_and_exit_2(
     assert not list((world / "refused").rglob("responses"))  # before anything was generated
 
 
-def test_more_processes_than_gpus_are_refused_before_the_answers(world: Path) -> None:
-    def device(num_gpus: int, *overrides: str) -> str:
-        return _device(load_recipe(world / "recipe.yaml", overrides), num_gpus)
-
-    with pytest.raises(RunError, match=r"trainer\.devices = 3: one CUDA device each, and 2 of them are there"):
-        device(2, "trainer.devices=3", "trainer.accelerator=auto")
-    with pytest.raises(RunError, match="no CUDA device is there"):
-        device(0, "trainer.accelerator=cuda")
-    assert device(2, "trainer.devices=2", "trainer.accelerator=cuda") == "cuda"
-    assert device(2, "trainer.devices=3", "trainer.accelerator=cpu") == "cpu"
-    assert device(0, "trainer.devices=3", "trainer.accelerator=auto") == "cpu"
-
-
 def test_t03_a_pretrained_draft_with_another_tokenizer_is_refused(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,24 +328,6 @@ def test_t01_a_draft_with_more_rows_learns_the_shared_ones(world: Path, tmp_path
     text = (newest(tmp_path) / "train.log").read_text()
     assert "512" in text
     assert "576" in text
-
-
-@pytest.mark.parametrize(
-    ("overrides", "offline"),
-    [
-        ([], True),
-        (["target.model=smollm2-135m-instruct"], True),
-        (["target.model=owner/name"], False),
-        (["traffic.train=owner/dataset"], False),
-    ],
-)
-def test_the_hub_is_forbidden_only_where_it_is_not_needed(
-    overrides: list[str], offline: bool, world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
-    _stay_offline(load_recipe(world / "recipe.yaml", overrides))
-    assert (os.environ.get("HF_HUB_OFFLINE") == "1") == offline
 
 
 def test_shortlist_counts_answers_and_always_holds_the_end(run: Path) -> None:

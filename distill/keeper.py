@@ -1,0 +1,176 @@
+"""What happens after each optimizer step: log, validate, keep the best, save, and stop when asked to.
+
+In a run of several processes all of them take every decision together; the first alone writes and validates.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+
+from distill import ranks
+from distill.module import DraftModule
+from distill.recipe import Recipe
+from distill.runs import Run, Stop
+from distill.track import NullTracker
+from distill.validation import Validation, choose, flat, table
+
+log = logging.getLogger(__name__)
+
+ESTIMATE_AFTER = 20  # steps; the first ones warm caches up
+LINE_EVERY_S = 10.0
+
+
+class Keeper(pl.Callback):
+    """After every optimizer step: log, validate, keep the best, save, and stop when asked to.
+
+    All of it in this order and in one place, so that a checkpoint holds what its own step's validation found and a
+    resumed run repeats nothing and leaves nothing out.
+
+    Args:
+        recipe: the resolved recipe.
+        run: gets train.jsonl and the checkpoints.
+        stop: tells whether a signal has arrived.
+        tracker: gets every row too.
+        validation: held-out answers.
+        lines: write a line to the log now and then (no progress bar is shown).
+        end: the step to stop at.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        stop: Stop,
+        tracker: NullTracker,
+        validation: Validation,
+        lines: bool,
+        end: int,
+    ) -> None:
+        self.end = end
+        self.recipe, self.run, self.stop, self.tracker, self.validation = recipe, run, stop, tracker, validation
+        self.lines = lines
+        self.start: dict[str, Any] = {}
+        self.best: dict[str, Any] = {}
+        self.tok_seen = 0
+        self._first = self._line_step = 0
+        self._started = self._clock = self._line_at = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know: the first and the best validation so far and the tokens seen."""
+        return {"start": self.start, "best": self.best, "tok_seen": self.tok_seen}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores `state_dict`."""
+        self.start, self.best, self.tok_seen = (state_dict[name] for name in ("start", "best", "tok_seen"))
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Takes the signals over from Lightning, whose own handling would stop without saving.
+
+        A draft that existed before is validated as it came: tuning has to beat that, or it is what is kept.
+        """
+        self.stop.install()
+        if self.recipe.draft.kind == "pretrained" and trainer.global_step == 0:
+            assert isinstance(pl_module, DraftModule)
+            self._validate(trainer, pl_module)
+            self.start = self.best
+        self.stop.deferred = True
+        self._first = self._line_step = trainer.global_step
+        self._started = self._clock = self._line_at = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Everything that follows an optimizer step."""
+        assert isinstance(pl_module, DraftModule)
+        stage, step = self.recipe.distill, trainer.global_step
+        last = step >= self.end
+        self._log(step, pl_module)
+        if step % stage.validate_every == 0 or last:
+            self._validate(trainer, pl_module)
+        # A signal may have reached one process only.
+        self.stop.signum = ranks.largest(self.stop.signum or 0, pl_module.device) or None
+        if step % stage.checkpoint_every == 0 or last or self.stop.signum is not None:
+            self._save(trainer, best=False)
+        self.stop.check()
+        self._clock = time.perf_counter()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """From here on a signal may interrupt at once."""
+        self.stop.deferred = False
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """As at the end of training."""
+        self.stop.deferred = False
+
+    def _save(self, trainer: pl.Trainer, best: bool) -> None:
+        """A checkpoint by the first process; the others only wait for it."""
+        if not trainer.is_global_zero:
+            trainer.save_checkpoint(self.run.last, weights_only=best)  # writes nothing here
+        elif best:
+            self.run.save_best(lambda path: trainer.save_checkpoint(path, weights_only=True))
+        else:
+            self.run.save_last(lambda path: trainer.save_checkpoint(path, weights_only=False))
+
+    def _log(self, step: int, module: DraftModule) -> None:
+        now = time.perf_counter()
+        self.tok_seen += int(module.taken["num_tok"])
+        seconds = now - self._clock
+        module.taken |= {
+            "step_ms": 1e3 * seconds,
+            "tok_per_s": module.taken["num_tok"] / seconds,
+            "tok_seen": self.tok_seen,
+        }
+        if not module.trainer.is_global_zero:
+            return
+        self.run.append({"step": step, **module.taken})
+        self.tracker.log(step, {f"train/{name}": value for name, value in module.taken.items()})
+        done, left = step - self._first, self.end - step
+        if done == ESTIMATE_AFTER and left > 0:
+            log.info("about %.1f minutes of training left, validation not counted", left * self._pace(now, done) / 60)
+        if self.lines and now - self._line_at >= LINE_EVERY_S:
+            self._line_at, self._line_step = now, step
+            log.info(
+                "step %d/%d: loss %.4f, alpha %.3f, lr %.2e, %.0f supervised tok/s, %.2f steps/s",
+                step,
+                self.end,
+                *(module.taken[name] for name in ("loss", "alpha", "lr", "tok_per_s")),
+                1 / seconds,
+            )
+
+    def _pace(self, now: float, done: int) -> float:
+        return (now - self._started) / done
+
+    def _validate(self, trainer: pl.Trainer, module: DraftModule) -> None:
+        values = self._score(trainer, module) if trainer.is_global_zero else None
+        values = trainer.strategy.broadcast(values)
+        assert values is not None
+        if not self.best or values["val/speedup"] > self.best["val/speedup"]:
+            self.best = values
+            self._save(trainer, best=True)
+
+    def _score(self, trainer: pl.Trainer, module: DraftModule) -> dict[str, Any]:
+        """Scores the draft on all held-out answers and logs it."""
+        step, started = trainer.global_step, time.perf_counter()
+        scores = module.validate(self.validation)
+        k, speedup = choose(scores, self.recipe.traffic.domain)
+        values = {"step": step, "val/speedup": speedup, "val/best_k": k, **flat(scores)}
+        better = not self.best or speedup > self.best["val/speedup"]
+        log.info("validation at step %d (%.1f s)\n%s", step, time.perf_counter() - started, table(scores))
+        log.info(
+            "predicted end-to-end speedup %.3fx at k=%d%s",
+            speedup,
+            k,
+            ": the best so far" if better else f"; best is {self.best['val/speedup']:.3f}x at step {self.best['step']}",
+        )
+        self.run.append(values)
+        self.tracker.log(step, {name: value for name, value in values.items() if name != "step"})
+        columns = ("domain", "alpha", "alpha_whole", "overlap", "overlap_whole", "best_k", "speedup")
+        rows: list[list[float | str]] = [
+            [s.domain, s.alpha, s.alpha_whole, s.overlap, s.overlap_whole, s.best[0], s.best[1]] for s in scores
+        ]
+        self.tracker.table(step, "val/domains", columns, rows)
+        return values

@@ -1,0 +1,58 @@
+"""What surrounds a training run in its process: the device, the hub, the libraries' own chatter."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+from distill.recipe import Recipe
+from distill.runs import RunError
+from distill.schema import Target, paths, sources
+
+
+def choose_device(recipe: Recipe, num_gpus: int) -> str:
+    """cpu or cuda.
+
+    Args:
+        recipe: its trainer stage asks for an accelerator and a number of processes.
+        num_gpus: CUDA devices of this machine.
+
+    Raises:
+        RunError: more is asked for than there is.
+    """
+    trainer = recipe.trainer
+    if trainer.accelerator == "cuda" and not num_gpus:
+        raise RunError("trainer.accelerator = cuda, but no CUDA device is there; use cpu or auto")
+    device = "cuda" if num_gpus and trainer.accelerator != "cpu" else "cpu"
+    if device == "cuda" and trainer.devices > num_gpus:
+        raise RunError(
+            f"trainer.devices = {trainer.devices}: one CUDA device each, and {num_gpus} of them are there; use at most "
+            f"{num_gpus}, or trainer.accelerator: cpu"
+        )
+    return device
+
+
+def stay_offline(recipe: Recipe) -> None:
+    """Forbids the hub where the recipe does not need it. Must come before the first import that reads these."""
+    bundled = Target.model_fields["model"].default
+    drafts = [recipe.draft, *(recipe.draft.candidates or ())]
+    models = [name for name in (recipe.target.model, *(draft.model for draft in drafts)) if name is not None]
+    traffic = [*sources(recipe.traffic.train), *sources(recipe.traffic.heldout)]
+    local = all(name == bundled or os.path.exists(os.path.expanduser(name)) for name in models)
+    if local and all(name == "bundled" or paths(name) for name in traffic):
+        os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+
+
+def quiet() -> None:
+    """Keeps the libraries' progress bars, tips and advice about loaders out of the log."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import lightning.pytorch  # noqa: F401 - it sets its own level when it is first imported
+
+    warnings.filterwarnings("ignore", module=r"lightning\..*")
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "httpx", "httpx2", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
