@@ -1,14 +1,15 @@
-"""Low-rank updates (LoRA, arXiv 2106.09685) of a draft through peft: put in, trained alone, folded back in.
+"""What is trained in place of a draft's own weights, and folded back in: LoRA updates, and a head of two factors.
 
-Every linear layer of the body gets one. Embedding and head stay as they are: where they are one matrix, an update of
-the head could not be merged without changing the embedding, so neither is ever trained beside the updates.
+LoRA (arXiv 2106.09685) comes through peft. Every linear layer of the body gets one. Embedding and head stay as they
+are: where they are one matrix, an update of the head could not be merged without changing the embedding, so neither is
+ever trained beside the updates.
 """
 
 from __future__ import annotations
 
 import logging
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.schema_draft import Lora
@@ -62,3 +63,17 @@ def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
     for weight in model.parameters():
         weight.requires_grad_(True)
     return model
+
+
+def fold_head(model: PreTrainedModel, left: Tensor, right: Tensor) -> None:
+    """Gives a model the head left @ right, dense and of its own, in place.
+
+    Args:
+        model: its head may be nn.Identity.
+        left, right: [V, r] and [r, h].
+    """
+    folded = (left @ right).detach()
+    head = nn.Linear(folded.shape[1], folded.shape[0], bias=False, device=folded.device)
+    head.weight = nn.Parameter(folded)
+    model.set_output_embeddings(head)
+    model.config.tie_word_embeddings = False

@@ -7,6 +7,7 @@ draft.json and use every row of the head; our engine reads the shortlist from it
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import json
 import logging
@@ -84,6 +85,7 @@ def write_draft(
 
     Raises:
         BrokenDraft: a weight is not finite, or the shortlist does not fit the head.
+        OSError: the disk is full, or cannot be written.
     """
     rows = model.get_output_embeddings().weight.shape[0]
     ids = None if shortlist is None else _checked_shortlist(shortlist, rows)
@@ -94,6 +96,7 @@ def write_draft(
     exported.config.dtype = getattr(torch, dtype)
     exported.generation_config = _generation_config(exported.config, eos_ids)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _check_room(folder, exported, len(tokenizer))
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         exported.save_pretrained(staging)
@@ -112,6 +115,8 @@ def write_draft(
         )
         os.chmod(staging, 0o755)  # mkdtemp makes it private
         _replace_folder(staging, folder)
+    except SafetensorError as error:
+        raise OSError(f"{folder}: the draft could not be written: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return folder
@@ -185,6 +190,17 @@ def verify_draft(
             raise BrokenDraft(f"{path}: {len(bad)} tensors hold NaN or infinity, first {bad[0]}")
     check_shared(target_tokenizer, draft_tokenizer, target_rows, _read_json(folder / "config.json")["vocab_size"])
     return draft
+
+
+def _check_room(folder: Path, model: PreTrainedModel, num_tokens: int) -> None:
+    """Asks for room before anything is written: the tokenizer's own library has no error that could be told apart."""
+    needed = sum(weight.numel() * weight.element_size() for weight in model.parameters()) + 200 * num_tokens
+    if (free := shutil.disk_usage(folder.parent).free) < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"the draft takes about {needed / 1e6:.1f} MB, but {free / 1e6:.1f} MB are free; make room",
+            str(folder),
+        )
 
 
 def _checked_shortlist(ids: Sequence[int], rows: int) -> list[int]:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.utils.data import DataLoader
 
-from distill.keeper import Keeper
+from distill.keeper import Keeper, Writer
+from distill.launch import ALONE, PATIENCE, Place, others_told
 from distill.module import DraftModule
 from distill.recipe import Recipe
-from distill.runs import RUN_ATTEMPT, RUN_FOLDER, Run, RunError, Stop, is_whole, rank
+from distill.runs import Run, RunError, Stop, is_whole
 from distill.teacher import BatchPlan, ResponseDataset, Windows
 from distill.track import NullTracker
 from distill.validation import Validation
@@ -53,6 +52,7 @@ def fit(
     tracker: NullTracker,
     resume_from: Path | None = None,
     until: int | None = None,
+    place: Place = ALONE,
 ) -> dict[str, Any]:
     """Trains to `distill.max_steps` or a step before it, and leaves the best weights in `module`.
 
@@ -66,6 +66,7 @@ def fit(
         tracker: gets every row.
         resume_from: a whole training checkpoint; None starts at step 0.
         until: the step to stop at; the learning rate is that of the whole run all the same.
+        place: this process among those of the run.
 
     Returns:
         The best validation: `step`, `val/speedup`, `val/best_k`, and each domain's figures.
@@ -74,33 +75,39 @@ def fit(
         Interrupted: a signal arrived; the checkpoint is written.
         TrainingDiverged: a loss that is not finite.
         RunError: the best checkpoint is broken.
+        OSError: the disk is full, or another process of the run died.
     """
-    stage = recipe.distill
+    stage, num_processes = recipe.distill, recipe.trainer.num_processes
     end = stage.max_steps if until is None else until
     start = 0 if resume_from is None else checkpoint_step(resume_from)
     plan = BatchPlan(dataset.lengths, stage.tokens_per_step, recipe.seed)
     num_batches = len(plan.epoch(0))
-    if stage.accumulate > num_batches:
+    window = stage.accumulate * num_processes
+    if window > num_batches:
         log.warning(
-            "distill.accumulate = %d is more than the %d micro-batches of an epoch: a step sees an answer up to %d "
+            "distill.accumulate = %d%s is more than the %d micro-batches of an epoch: a step sees an answer up to %d "
             "times; its effective batch is about %d supervised tokens",
             stage.accumulate,
+            f" on {num_processes} processes" if num_processes > 1 else "",
             num_batches,
-            -(-stage.accumulate // num_batches),
-            sum(dataset.num_supervised) * stage.accumulate // num_batches,
+            -(-window // num_batches),
+            sum(dataset.num_supervised) * window // num_batches,
         )
-    windows = Windows(dataset, plan, stage.accumulate, start, rank(), recipe.trainer.devices)
+    windows = Windows(dataset, plan, stage.accumulate, start, place.rank, num_processes)
     # A generator of its own: the loader draws a number when it starts, which would set a resumed run apart.
     pinned = torch.cuda.is_available() and recipe.trainer.accelerator != "cpu"
     loader = DataLoader(windows, batch_size=None, generator=torch.Generator(), pin_memory=pinned)
-    bar = sys.stderr.isatty() and sys.stdout.isatty() and recipe.trainer.devices == 1
-    keeper = Keeper(recipe, run, stop, tracker, validation, not bar, end)
+    bar = sys.stderr.isatty() and sys.stdout.isatty() and num_processes == 1
+    writer = Writer()
+    keeper = Keeper(recipe, run, stop, tracker, validation, not bar, end, writer)
     trainer = pl.Trainer(
         max_steps=end,
         max_epochs=-1,
         accelerator=recipe.trainer.accelerator,
         devices=recipe.trainer.devices,
+        num_nodes=recipe.trainer.num_nodes,
         strategy=_strategy(recipe),
+        plugins=[writer, *_environment(recipe, place)],
         precision=recipe.trainer.precision,
         callbacks=[keeper, Bar()] if bar else [keeper],
         enable_progress_bar=bar,
@@ -109,11 +116,17 @@ def fit(
         logger=False,
         default_root_dir=run.folder,
     )
-    with _others_told(recipe, run):
-        trainer.fit(module, loader, ckpt_path=resume_from, weights_only=True)
+    with others_told(run, num_processes, place):
+        try:
+            trainer.fit(module, loader, ckpt_path=resume_from, weights_only=True)
+        except RuntimeError as error:
+            if num_processes > 1 and (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+                raise OSError(f"another process of the run is gone: {error}") from error
+            raise
     assert trainer.global_step == max(start, end), (trainer.global_step, end)
     if not trainer.is_global_zero:
         return keeper.best
+    module.gather()
     if not is_whole(run.best):
         raise RunError(f"{run.best} is missing or damaged: resume with a larger distill.max_steps to make a new one")
     module.load_state_dict(torch.load(run.best, weights_only=True)["state_dict"])
@@ -152,27 +165,22 @@ def moved(start: Mapping[str, Any], best: Mapping[str, Any], domain: str) -> tup
 
 
 def _strategy(recipe: Recipe) -> str | Strategy:
-    """One process, or several of which each has its own copy of the draft (data parallel).
-
-    Lightning starts them from the first, by this program's own command line; they find the run by the environment.
-    """
-    if recipe.trainer.devices == 1:
-        return recipe.trainer.strategy
+    """One process; or several, of which each has its own copy of the draft, or a part of it."""
+    num = recipe.trainer.num_processes
+    if num == 1:
+        return "auto"
+    if recipe.trainer.strategy == "fsdp":
+        # One whole file, written by the first process.
+        return ModelParallelStrategy(num, 1, save_distributed_checkpoint=False, timeout=PATIENCE)
     # The module adds up gradients itself, and its one buffer of size, the target's head, never changes.
-    return DDPStrategy(cluster_environment=LightningEnvironment(), broadcast_buffers=False)
+    return DDPStrategy(broadcast_buffers=False, timeout=PATIENCE)
 
 
-@contextmanager
-def _others_told(recipe: Recipe, run: Run) -> Iterator[None]:
-    """While it lasts, processes that are started from this one know its run."""
-    told = {} if recipe.trainer.devices == 1 or rank() else {RUN_FOLDER: str(run.folder.absolute())}
-    told |= {RUN_ATTEMPT: str(run.attempt)} if told else {}
-    os.environ |= told
-    try:
-        yield
-    finally:
-        for name in told:
-            del os.environ[name]
+def _environment(recipe: Recipe, place: Place) -> list[ClusterEnvironment]:
+    """Tells Lightning who starts the processes, so that it does not guess."""
+    if recipe.trainer.num_processes == 1:
+        return []
+    return [TorchElasticEnvironment() if place.launched else LightningEnvironment()]
 
 
 def checkpoint_step(path: Path) -> int:

@@ -1,20 +1,25 @@
 """What happens after each optimizer step: log, validate, keep the best, save, and stop when asked to.
 
-In a run of several processes all of them take every decision together; the first alone writes and validates.
+In a run of several processes all of them take every decision together; the first alone writes, and alone validates
+unless each holds only a part of the draft.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from distill import ranks
 from distill.module import DraftModule
 from distill.recipe import Recipe
-from distill.runs import Run, Stop
+from distill.runs import Run, RunError, Stop
 from distill.track import NullTracker
 from distill.validation import Validation, choose, flat, table
 
@@ -22,6 +27,37 @@ log = logging.getLogger(__name__)
 
 ESTIMATE_AFTER = 20  # steps; the first ones warm caches up
 LINE_EVERY_S = 10.0
+FAILED = 1_000  # no signal has this number
+
+
+class Writer(TorchCheckpointIO):
+    """Writes a checkpoint straight into its file; Lightning's own takes it into memory and through /tmp first.
+
+    An error is kept until `check`: Lightning lets all processes meet after a save, and the first must come too.
+    """
+
+    def __init__(self) -> None:
+        self._error: OSError | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Writes; called in the first process alone."""
+        self._error = None
+        try:
+            torch.save(checkpoint, path)
+        except OSError as error:
+            self._error = error
+        except RuntimeError as error:  # torch's writer has no other, and does not say why
+            folder = Path(path).parent
+            free = shutil.disk_usage(folder).free
+            self._error = OSError(
+                f"{folder}: the checkpoint could not be written whole, and {free / 1e6:.1f} MB are free; the older one "
+                f"is kept; make room ({error})"
+            )
+
+    def check(self) -> None:
+        """Raises the error of the last save."""
+        if self._error is not None:
+            raise self._error
 
 
 class Keeper(pl.Callback):
@@ -38,6 +74,7 @@ class Keeper(pl.Callback):
         validation: held-out answers.
         lines: write a line to the log now and then (no progress bar is shown).
         end: the step to stop at.
+        writer: of the trainer's checkpoints.
     """
 
     def __init__(
@@ -49,8 +86,10 @@ class Keeper(pl.Callback):
         validation: Validation,
         lines: bool,
         end: int,
+        writer: Writer,
     ) -> None:
-        self.end = end
+        self.end, self.writer = end, writer
+        self._failed: OSError | RunError | None = None
         self.recipe, self.run, self.stop, self.tracker, self.validation = recipe, run, stop, tracker, validation
         self.lines = lines
         self.start: dict[str, Any] = {}
@@ -91,8 +130,11 @@ class Keeper(pl.Callback):
         self._log(step, pl_module)
         if step % stage.validate_every == 0 or last:
             self._validate(trainer, pl_module)
-        # A signal may have reached one process only.
-        self.stop.signum = ranks.largest(self.stop.signum or 0, pl_module.device) or None
+        # A signal may have reached one process only, and the disk is the first one's.
+        found = ranks.largest(FAILED if self._failed else self.stop.signum or 0, pl_module.device)
+        if found == FAILED:
+            raise self._failed or ranks.FirstFailed
+        self.stop.signum = found or None
         if step % stage.checkpoint_every == 0 or last or self.stop.signum is not None:
             self._save(trainer, best=False)
         self.stop.check()
@@ -107,13 +149,32 @@ class Keeper(pl.Callback):
         self.stop.deferred = False
 
     def _save(self, trainer: pl.Trainer, best: bool) -> None:
-        """A checkpoint by the first process; the others only wait for it."""
-        if not trainer.is_global_zero:
-            trainer.save_checkpoint(self.run.last, weights_only=best)  # writes nothing here
-        elif best:
-            self.run.save_best(lambda path: trainer.save_checkpoint(path, weights_only=True))
+        """A checkpoint by the first process; the others give their part of it, if they have one, and wait.
+
+        Raises:
+            OSError, RunError: it could not be written; `FirstFailed` in the others.
+        """
+
+        def save(path: Path) -> None:
+            trainer.save_checkpoint(path, weights_only=best)
+            self.writer.check()
+
+        if trainer.is_global_zero:
+            try:
+                (self.run.save_best if best else self.run.save_last)(save)
+            except (OSError, RunError) as error:
+                self._failed = error
         else:
-            self.run.save_last(lambda path: trainer.save_checkpoint(path, weights_only=False))
+            trainer.save_checkpoint(self.run.last, weights_only=best)  # writes nothing here
+        if trainer.strategy.broadcast(self._failed is not None):
+            raise self._failed or ranks.FirstFailed
+
+    def _append(self, row: dict[str, Any]) -> None:
+        """Adds a row to train.jsonl; a failure waits until the processes meet."""
+        try:
+            self.run.append(row)
+        except OSError as error:
+            self._failed = error
 
     def _log(self, step: int, module: DraftModule) -> None:
         now = time.perf_counter()
@@ -126,7 +187,7 @@ class Keeper(pl.Callback):
         }
         if not module.trainer.is_global_zero:
             return
-        self.run.append({"step": step, **module.taken})
+        self._append({"step": step, **module.taken})
         self.tracker.log(step, {f"train/{name}": value for name, value in module.taken.items()})
         done, left = step - self._first, self.end - step
         if done == ESTIMATE_AFTER and left > 0:
@@ -145,7 +206,7 @@ class Keeper(pl.Callback):
         return (now - self._started) / done
 
     def _validate(self, trainer: pl.Trainer, module: DraftModule) -> None:
-        values = self._score(trainer, module) if trainer.is_global_zero else None
+        values = self._score(trainer, module) if trainer.is_global_zero or module.sharded else None
         values = trainer.strategy.broadcast(values)
         assert values is not None
         if not self.best or values["val/speedup"] > self.best["val/speedup"]:
@@ -158,6 +219,8 @@ class Keeper(pl.Callback):
         scores = module.validate(self.validation)
         k, speedup = choose(scores, self.recipe.traffic.domain)
         values = {"step": step, "val/speedup": speedup, "val/best_k": k, **flat(scores)}
+        if not trainer.is_global_zero:
+            return values
         better = not self.best or speedup > self.best["val/speedup"]
         log.info("validation at step %d (%.1f s)\n%s", step, time.perf_counter() - started, table(scores))
         log.info(
@@ -166,7 +229,7 @@ class Keeper(pl.Callback):
             k,
             ": the best so far" if better else f"; best is {self.best['val/speedup']:.3f}x at step {self.best['step']}",
         )
-        self.run.append(values)
+        self._append(values)
         self.tracker.log(step, {name: value for name, value in values.items() if name != "step"})
         columns = ("domain", "alpha", "alpha_whole", "overlap", "overlap_whole", "best_k", "speedup")
         rows: list[list[float | str]] = [

@@ -16,13 +16,15 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill import attention, ranks
+from distill import attention, ranks, sharded
+from distill.adapt import fold_head
 from distill.loss_topk import TopK
 from distill.loss_weights import num_selected, select
-from distill.losses import LossStats, check_losses, chunked_loss
+from distill.losses import LossStats, check_losses
 from distill.optimizers import learning_rate, make_optimizer
 from distill.rows import HeadRows, draw_rows
 from distill.schema import Distill
+from distill.step_loss import step_loss
 from distill.teacher import Batch
 from distill.validation import FittedTemperature, Score, Validation
 
@@ -92,6 +94,7 @@ class DraftModule(pl.LightningModule):
         # Kept in the checkpoint: a warm start must use these rows, not rows counted anew.
         self.register_buffer("shortlist", shortlist)
         self.taken: dict[str, float] = {}
+        self._whole: tuple[Any, ...] | None = None
         # In a dictionary: a submodule would be trained, saved and moved.
         self._frozen = {name: model for name, model in (("live", live), ("reference", reference)) if model is not None}
         rows = self._frozen["reference"].get_output_embeddings().weight.shape[0] if reference is not None else math.inf
@@ -100,6 +103,34 @@ class DraftModule(pl.LightningModule):
         for model in self._frozen.values():
             capped = getattr(model.config, "attn_logit_softcapping", None) is not None
             model.eval().set_attn_implementation("eager" if capped else attention.NAME)
+
+    def configure_model(self) -> None:
+        """With trainer.strategy fsdp (which gives the module a mesh): leaves each process its part of the draft.
+
+        A live target's body is cut as well. The reference, a draft, stays whole.
+        """
+        if self.device_mesh is None or self.sharded:
+            return
+        mesh = self.device_mesh["data_parallel"]
+        if self.trainer.is_global_zero:  # what is exported in the end; it waits on the CPU
+            own = self.left, self.right
+            self._whole = (copy.deepcopy(self.draft).cpu(), *(None if value is None else value.cpu() for value in own))
+        self.left, self.right = sharded.shard(self.draft, mesh, self.left, self.right)
+        if "live" in self._frozen:
+            self._frozen["live"].set_output_embeddings(nn.Identity())  # its head is `teacher_head`
+            sharded.shard(self._frozen["live"], mesh)
+
+    @property
+    def sharded(self) -> bool:
+        """Has this process only a part of the draft?"""
+        return sharded.is_sharded(self.table)
+
+    def gather(self) -> None:
+        """After a sharded training, in the first process: a whole draft again, with the weights from before it."""
+        if self._whole is not None:
+            self.draft, self.left, self.right = self._whole
+            self._whole = None
+            self.to(self.teacher_head.device)
 
     @property
     def table(self) -> nn.Parameter:
@@ -113,7 +144,7 @@ class DraftModule(pl.LightningModule):
         causal kernel is used.
         """
         states = _states(self.draft, batch)
-        return states if self.right is None else states @ self.right.T
+        return states if self.right is None else states @ sharded.whole(self.right).T
 
     def rows(self, window: Sequence[Batch]) -> HeadRows:
         """Head rows of this step: the same for every micro-batch and process, a function of seed and step."""
@@ -148,16 +179,20 @@ class DraftModule(pl.LightningModule):
                 kept, stats = self._select(batch, rows, states, weight, target, teacher, labels)
                 states, target, labels = states[kept], target[kept], labels[kept]
                 reference_ms += 1e3 * (time.perf_counter() - started)
-            loss, trained = self._loss(states, weight, target, teacher, labels, rows, num_trained, batch.place)
+            loss, trained = step_loss(
+                self.stage, self.softcaps, rows.shift, states, weight, target, teacher, labels, num_trained, batch.place
+            )
             # Not manual_backward: in a run of several processes it would exchange gradients at every micro-batch.
             loss.backward()
             stats = stats or trained
             sums += torch.stack([loss.detach(), stats.alpha_sum, stats.match_sum])
-        self._return_gradient(rows, weight)
-        ranks.sum_gradients(self.parameters())
+        if weight is not self.table and weight.grad is not None:
+            sharded.add_gradient(self.table, rows.ids, weight.grad)
+        if not self.sharded:
+            ranks.sum_gradients(self.parameters())
         ranks.total(sums)
         limit = self.stage.grad_clip or math.inf
-        norm = float(nn.utils.clip_grad_norm_(self.parameters(), limit))
+        norm = float(sharded.whole(nn.utils.clip_grad_norm_(self.parameters(), limit)))
         total, alpha, match = sums.tolist()
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingDiverged(
@@ -166,14 +201,8 @@ class DraftModule(pl.LightningModule):
             )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self.taken = {
-            "loss": total,
-            "alpha": alpha / num_tok,
-            "match": match / num_tok,
-            "lr": rate,
-            "grad_norm": norm,
-            "num_tok": num_tok,
-        }
+        self.taken = {"loss": total, "alpha": alpha / num_tok, "match": match / num_tok}
+        self.taken |= {"lr": rate, "grad_norm": norm, "num_tok": num_tok}
         if "reference" in self._frozen:
             self.taken |= {"num_trained": num_trained, "reference_ms": reference_ms}
 
@@ -186,36 +215,6 @@ class DraftModule(pl.LightningModule):
 
     def _num_trained(self, num_tok: int) -> int:
         return num_selected(num_tok, self.stage.select_frac) if "reference" in self._frozen else num_tok
-
-    def _loss(
-        self,
-        states: Tensor,
-        weight: Tensor,
-        target: Tensor | TopK,
-        teacher: Tensor,
-        labels: Tensor,
-        rows: HeadRows,
-        denominator: float,
-        place: Tensor | None = None,
-    ) -> tuple[Tensor, LossStats]:
-        stage = self.stage
-        return chunked_loss(
-            states,
-            weight,
-            target,
-            None if isinstance(target, TopK) else teacher,
-            labels,
-            stage.loss,
-            denominator=denominator,
-            chunk_tok=stage.chunk_tok,
-            temperature=stage.temperature,
-            beta=stage.jsd_beta,
-            softcaps=self.softcaps,
-            row_logit_shift=rows.shift,
-            eta=stage.hybrid_eta,
-            survival_k=stage.survival_k,
-            place=place if stage.survival_k > 1 else None,
-        )
 
     @torch.no_grad()
     def _select(
@@ -232,27 +231,22 @@ class DraftModule(pl.LightningModule):
         reference = self._frozen["reference"]
         head = reference.get_output_embeddings().weight[: self.num_rows]
         head = head if rows.shift is None else head[rows.ids]
-        _, theirs = self._loss(_states(reference, batch), head, target, teacher, labels, rows, 1)
-        _, ours = self._loss(states, weight, target, teacher, labels, rows, 1)
+        _, theirs = step_loss(
+            self.stage, self.softcaps, rows.shift, _states(reference, batch), head, target, teacher, labels, 1
+        )
+        _, ours = step_loss(self.stage, self.softcaps, rows.shift, states, weight, target, teacher, labels, 1)
         return select(ours.loss, theirs.loss, self.stage.select_frac), ours
 
     def _head(self, rows: HeadRows) -> tuple[Tensor, Tensor]:
         """This step's rows of both heads. The draft's are a leaf of their own.
 
         Indexing the table inside the graph would make a gradient of the whole table for every micro-batch, only to
-        add it to the embedding's: 65 ms of a step at 49,152 rows of width 576. `_return_gradient` adds the rows once.
+        add it to the embedding's: 65 ms of a step at 49,152 rows of width 576. They are added once a step.
         """
-        if rows.shift is None and self.num_rows == self.table.shape[0]:
+        if rows.shift is None and self.num_rows == self.table.shape[0] and not self.sharded:
             return self.table, self.teacher_head
-        own = self.table.detach()[rows.ids]
+        own = sharded.take_rows(self.table, rows.ids)
         return own.requires_grad_(self.table.requires_grad), self.teacher_head[rows.ids]
-
-    def _return_gradient(self, rows: HeadRows, weight: Tensor) -> None:
-        if weight is self.table or weight.grad is None:
-            return
-        if self.table.grad is None:
-            self.table.grad = torch.zeros_like(self.table)
-        self.table.grad.index_add_(0, rows.ids, weight.grad)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The recipe's optimizer; embeddings and heads, low-rank ones included, are AdamW's in any case."""
@@ -280,7 +274,8 @@ class DraftModule(pl.LightningModule):
 
     @torch.no_grad()
     def _scored(self, score: Callable[..., T]) -> T:
-        head = self.table.detach()[: self.num_rows]
+        every = torch.arange(self.num_rows, device=self.device)
+        head = sharded.take_rows(self.table, every) if self.sharded else self.table.detach()[: self.num_rows]
         if self.trainer.precision == "bf16-mixed":
             head = head.bfloat16()
         self.draft.eval()
@@ -294,11 +289,7 @@ class DraftModule(pl.LightningModule):
         model = copy.deepcopy(self.draft).eval()
         if self.left is None or self.right is None:
             return model, None
-        folded = (self.left @ self.right).detach()
-        head = nn.Linear(folded.shape[1], folded.shape[0], bias=False, device=folded.device)
-        head.weight = nn.Parameter(folded)
-        model.set_output_embeddings(head)
-        model.config.tie_word_embeddings = False
+        fold_head(model, self.left, self.right)
         return model, (self.left.detach(), self.right.detach())
 
 

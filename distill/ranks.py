@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, distributed, nn
 
 
+class FirstFailed(Exception):
+    """The first process of the run failed, and says why; the others end with it."""
+
+
 def place() -> int:
     """This process's index among those that have met, 0 where there is one."""
     return distributed.get_rank() if several() else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -27,15 +28,6 @@ RESUMABLE = (
     # Where answers come from may move; the manifest of the answers pins the model's name and the sampler.
     *(f"responses.{key}" for key in ("server", "server_model", "concurrency", "retries", "timeout_s", "api_key_env")),
 )
-
-
-# How the first process of a run tells the others, which it starts, what they belong to.
-RUN_FOLDER, RUN_ATTEMPT = "SPECDRAFT_RUN_FOLDER", "SPECDRAFT_RUN_ATTEMPT"
-
-
-def rank() -> int:
-    """This process among those of a run, 0 for the first; known before they meet, from what their starter set."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if RUN_FOLDER in os.environ else 0
 
 
 class RunError(ValueError):
@@ -243,6 +235,10 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
         raise RunError(f"--resume {folder}: these keys cannot change in a resumed run (start a new one):\n{lines}")
     for key in changed:
         log.info("resume: %s: %r -> %r", key, former.get(key), wanted.get(key))
+    # A process that was killed while it wrote leaves what nothing reads.
+    for left in (*folder.glob("checkpoints/.*.ckpt-*"), *folder.glob(".draft-*")):
+        log.info("removing %s, which is not whole", left)
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     attempt = 1 + len(list(folder.glob("provenance-*.json")))
     _write_text(path, dump(recipe))
     _write_text(folder / f"provenance-{attempt}.json", json.dumps(provenance, indent=2))

@@ -251,8 +251,13 @@ class Recipe(Stage):
                 f"= {steps} must be above distill.warmup_steps = {stage.warmup_steps} and below distill.max_steps = "
                 f"{stage.max_steps}: the winner goes on from there",
             )
-        if steps is not None and self.trainer.devices > 1:
+        if steps is not None and self.trainer.num_processes > 1:
             yield "trainer.devices", f"= {self.trainer.devices}: draft.kind: race runs in one process; use 1"
+        if self.trainer.strategy == "fsdp" and stage.optimizer == "muon":
+            yield (
+                "distill.optimizer",
+                "= 'muon' works on whole matrices, trainer.strategy: fsdp has parts; use adamw or ddp",
+            )
         if self.distill.teacher == "topk" and any(
             draft.head.kind == "shortlist" for draft in (self.draft, *(self.draft.candidates or ()))
         ):

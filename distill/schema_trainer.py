@@ -22,9 +22,10 @@ class TrainerStage(Stage):
 
     Attributes:
         accelerator, precision: of Lightning's Trainer.
-        devices: processes that train together, each with the whole draft.
-        num_nodes: 1; several machines are not built.
-        strategy: of Lightning's Trainer; with several devices auto or ddp.
+        devices: processes on each machine that train together.
+        num_nodes: machines; more than one needs torchrun or srun on each.
+        strategy: single is one process; ddp gives each the whole draft; fsdp gives each a part of its weights,
+            gradients and optimizer state, and of a live target; auto is single or ddp.
         num_threads: CPU threads; null leaves torch's choice.
         graph: capture CUDA graphs when the device is CUDA.
         compile: run the evaluation's steps through torch.compile; each shape takes half a minute on a CPU.
@@ -33,14 +34,26 @@ class TrainerStage(Stage):
     accelerator: Literal["cpu", "cuda", "auto"] = "auto"
     devices: Processes = 1
     num_nodes: Processes = 1
-    strategy: Text = "auto"
+    strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
     precision: Literal["32-true", "bf16-mixed"] = "bf16-mixed"
     num_threads: Positive | None = None
     graph: bool = True
     compile: bool = False
 
+    @property
+    def num_processes(self) -> int:
+        """Of the whole run."""
+        return self.devices * self.num_nodes
+
     def clashes(self) -> Iterator[tuple[str, str]]:
-        if self.num_nodes > 1:
-            yield "num_nodes", f"= {self.num_nodes}: training on several machines is not built; use 1"
-        if self.devices > 1 and self.strategy not in ("auto", "ddp"):
-            yield "strategy", f"= {self.strategy!r} with several devices: allowed is ddp (or auto)"
+        if self.num_processes > 1 and self.strategy == "single":
+            yield (
+                "strategy",
+                f"= 'single' is one process, but devices = {self.devices} and num_nodes = {self.num_nodes}; use ddp or "
+                "fsdp",
+            )
+        if self.num_processes == 1 and self.strategy in ("ddp", "fsdp"):
+            yield (
+                "strategy",
+                f"= {self.strategy!r} is for several processes, but devices = 1 and num_nodes = 1; use auto",
+            )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
 
 from distill.recipe import Recipe
 from distill.runs import RunError
@@ -44,6 +47,15 @@ def stay_offline(recipe: Recipe) -> None:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 
 
+def talk() -> None:
+    """Sends the program's own messages to the terminal; its details go to train.log alone."""
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.INFO)
+    logging.basicConfig(format="%(message)s", handlers=[terminal])
+    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger("distill").setLevel(logging.DEBUG)
+
+
 def quiet() -> None:
     """Keeps the libraries' progress bars, tips and advice about loaders out of the log."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -56,3 +68,33 @@ def quiet() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+def first_host(environment: Mapping[str, str]) -> str:
+    """The machine of the first process of a SLURM step."""
+    from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST") or "127.0.0.1"
+    return str(SLURMEnvironment.resolve_root_node_address(nodes))
+
+
+class RunLog(logging.FileHandler):
+    """train.log. A disk that takes no more lines must not end the run in the middle of another message."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says it once; the standard handler prints a traceback for every line."""
+        if not self._said:
+            self._said = True
+            sys.stderr.write(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}\n")
+
+    def close(self) -> None:
+        """Closes the file, whose last lines may be lost."""
+        try:
+            super().close()
+        except OSError as error:
+            sys.stderr.write(f"{self.baseFilename} is not whole: {error}\n")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
@@ -188,3 +189,9 @@ def _name(token: str | None) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tokenizer_class(folder: str) -> str | None:
+    """The class that a checkpoint's own files name."""
+    path = Path(folder) / "tokenizer_config.json"
+    return json.loads(path.read_text()).get("tokenizer_class") if path.is_file() else None

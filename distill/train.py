@@ -7,7 +7,6 @@ checkpoint to resume from.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -16,10 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.launch import ALONE, Board, Place, as_torchrun, check_processes, find_place, own_run
 from distill.look import look
 from distill.recipe import Recipe, dump, load_recipe, recipe_hash
-from distill.runs import RUN_ATTEMPT, RUN_FOLDER, Interrupted, Run, RunError, Stop, create_run, rank, reopen_run
-from distill.surroundings import choose_device, quiet, stay_offline
+from distill.runs import Interrupted, Run, Stop, create_run, reopen_run
+from distill.surroundings import RunLog, choose_device, first_host, quiet, stay_offline, talk
 
 if TYPE_CHECKING:
     from distill.teacher import ResponseDataset
@@ -47,45 +47,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.recipe, args.overrides = None, [args.recipe, *args.overrides]
     if not args.recipe and args.resume is None:
         parser.error("a recipe is needed, for example recipes/code.yaml")
-    terminal = logging.StreamHandler(sys.stderr)
-    terminal.setLevel(logging.INFO)
-    logging.basicConfig(format="%(message)s", handlers=[terminal])
-    logging.getLogger().setLevel(logging.INFO)
-    logging.getLogger("distill").setLevel(logging.DEBUG)
+    talk()
+    place, sayer = ALONE, "error"
     try:
+        place = find_place(os.environ)
         source = args.recipe or args.resume / "recipe.json"
         recipe = load_recipe(source, args.overrides)
         if args.check:
-            for text in look(recipe, str(source)):
+            for text in look(recipe, str(source)) if place.rank == 0 else ():
                 sys.stderr.write(f"{text}\n")
-            sys.stdout.write(dump(recipe) + "\n")
+            sys.stdout.write(dump(recipe) + "\n" if place.rank == 0 else "")
             return 0
+        check_processes(recipe.trainer, place)
+        if place.rank:
+            sayer = f"process {place.rank}: error"  # of its own from here on
         with Stop().listening() as stop:
-            return _run(recipe, args.resume, stop)
+            return _run(recipe, args.resume, stop, place)
     except Interrupted as interrupt:
         return 128 + interrupt.signum
-    except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except OSError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
+    except (ValueError, OSError) as error:
+        if place.rank == 0 or sayer != "error":  # what all processes find is said once
+            sys.stderr.write(f"{sayer}: {error}\n")
+        return 2 if isinstance(error, ValueError) else 1
 
 
-def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
-    """Opens the run folder, tracks the run, and gives it an honest end."""
-    _check_launcher()
+def _run(recipe: Recipe, resume: Path | None, stop: Stop, place: Place) -> int:
+    """Meets the other processes, if there are any; the first one opens the run, the others join it."""
     stay_offline(recipe)
     quiet()
-    if rank() > 0:
-        return _join(recipe, stop)
+    if not place.launched:
+        return _lead(recipe, resume, stop, place, None) if place.rank == 0 else _join(recipe, stop, place, None)
+    if place.by == "srun":
+        as_torchrun(os.environ, first_host(os.environ), place)
+    board = Board(place)
+    if place.rank:
+        return _join(recipe, stop, place, board)
+    code = 1
+    try:
+        code = _lead(recipe, resume, stop, place, board)
+    finally:
+        if not board.told:
+            board.tell(None, code)
+    return code
+
+
+def _lead(recipe: Recipe, resume: Path | None, stop: Stop, place: Place, board: Board | None) -> int:
+    """Opens the run folder, tracks the run, and gives it an honest end."""
     from distill.provenance import collect
     from distill.track import start
 
     provenance = collect(recipe.seed)
     run = create_run(recipe, provenance) if resume is None else reopen_run(resume, recipe, provenance)
-    handler = logging.FileHandler(run.folder / "train.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler = RunLog(run.folder / "train.log")
     logging.getLogger().addHandler(handler)
     log.info("run %s", run.folder)
     try:
@@ -101,7 +114,7 @@ def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
         tracker = start(recipe.track, run.folder, run.run_id, config, attempt=run.attempt)
         code = 1
         try:
-            train(recipe, run, stop, tracker)
+            train(recipe, run, stop, tracker, place, board)
             code = 0
         except Interrupted as interrupt:
             code = 128 + interrupt.signum
@@ -109,8 +122,10 @@ def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
             log.error("interrupted: no draft was exported; %s", has)
             log.error("go on with: python -m distill.train --resume %s", run.folder)
             raise
-        except (ValueError, OSError):
+        except (ValueError, OSError) as error:
             log.debug("failed", exc_info=True)  # train.log keeps where; the person gets the message alone
+            if isinstance(error, OSError):
+                log.error("what is saved is whole; once that is put right: --resume %s", run.folder)
             raise
         finally:
             stop.deferred = True  # a signal that comes only now changes nothing any more
@@ -121,25 +136,34 @@ def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
         handler.close()
 
 
-def _join(recipe: Recipe, stop: Stop) -> int:
-    """What a process does that the first one of a run has started: it trains with it and writes nothing."""
+def _join(recipe: Recipe, stop: Stop, place: Place, board: Board | None) -> int:
+    """What every process but the first does: it trains with it and writes nothing."""
+    from distill.ranks import FirstFailed
     from distill.track import NullTracker
 
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("distill").setLevel(logging.WARNING)
-    train(recipe, Run(Path(os.environ[RUN_FOLDER]), int(os.environ[RUN_ATTEMPT])), stop, NullTracker())
+    run, code = (own_run(os.environ), 0) if board is None else board.listen()
+    if run is None:
+        return code
+    try:
+        train(recipe, run, stop, NullTracker(), place)
+    except (Interrupted, FirstFailed) as end:
+        # All end alike, and the first says why. The launcher inside the first kills it when a child it started fails.
+        if place.by == "first":
+            return 0
+        return 128 + end.signum if isinstance(end, Interrupted) else 1
     return 0
 
 
-def _check_launcher() -> None:
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and RUN_FOLDER not in os.environ:
-        raise RunError(
-            "WORLD_SIZE is set, so a launcher has started several processes; start one: it starts the others itself "
-            "(trainer.devices)"
-        )
-
-
-def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
+def train(
+    recipe: Recipe,
+    run: Run,
+    stop: Stop,
+    tracker: NullTracker,
+    place: Place = ALONE,
+    board: Board | None = None,
+) -> Path:
     """From prompts to a draft folder.
 
     Args:
@@ -147,6 +171,8 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
         run: gets every file.
         stop: signals.
         tracker: gets curves, tables and the draft.
+        place: this process among those of the run.
+        board: tells the others, which a launcher has started, that the answers and costs are there.
 
     Returns:
         The draft folder.
@@ -169,13 +195,16 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     from distill.stages import prepare, trained_on, write_answers
     from distill.teacher import ResponseDataset
     from distill.teacher_topk import check_topk, write_topk
-    from distill.tokens import eos_ids
+    from distill.tokens import eos_ids, tokenizer_class
 
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    device, first = choose_device(recipe, torch.cuda.device_count() if torch.cuda.is_available() else 0), rank() == 0
+    device, first = (
+        choose_device(recipe, torch.cuda.device_count() if torch.cuda.is_available() else 0),
+        place.rank == 0,
+    )
     if device == "cuda":
-        torch.cuda.set_device(rank())
+        torch.cuda.set_device(place.local_rank)
     pl.seed_everything(recipe.seed, verbose=False)
     stage = recipe.distill
 
@@ -208,7 +237,9 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     module, validation, facts = ready.module, ready.validation, ready.facts
     del model, ready  # the target's body is not needed any more, unless it is the teacher
     resume_from = run.newest_whole() if run.attempt or ranked else None
-    best = fit(recipe, run, module, trained_on(stage, dataset), validation, stop, tracker, resume_from)
+    if board is not None:
+        board.tell(run)
+    best = fit(recipe, run, module, trained_on(stage, dataset), validation, stop, tracker, resume_from, place=place)
     if not first:
         return run.draft
     stop.check()
@@ -223,7 +254,7 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, size, facts, manifest, best, stage.max_steps)
     meta |= {"race": ranked} if ranked else {}
     ids = None if module.shortlist is None else module.shortlist.tolist()
-    named = _tokenizer_class(target.folder)
+    named = tokenizer_class(target.folder)
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)
     run.link_latest()
     tracker.summary({**best, "size": size.to_json(), "draft_folder": str(run.draft)})
@@ -251,7 +282,7 @@ def _announce(recipe: Recipe, dataset: ResponseDataset, num_prompts: int) -> Non
     """What is about to be trained on, before the first step."""
     stage = recipe.distill
     supervised, total = sum(dataset.num_supervised), sum(dataset.lengths)
-    tokens = stage.tokens_per_step * stage.accumulate * recipe.trainer.devices
+    tokens = stage.tokens_per_step * stage.accumulate * recipe.trainer.num_processes
     log.info(
         "training on %d prompts, %d answers, %d supervised tokens (%s answers; dropped: %s; cut at max_length: %d)",
         *(num_prompts, len(dataset), supervised, recipe.responses.source, dataset.num_dropped, dataset.num_cut),
@@ -259,15 +290,9 @@ def _announce(recipe: Recipe, dataset: ResponseDataset, num_prompts: int) -> Non
     log.info(
         "%d steps of at most %d tokens (about %d supervised, %.1f answers; accumulate %d, processes %d): %.1f epochs",
         *(stage.max_steps, tokens, tokens * supervised // total, tokens * len(dataset) / total, stage.accumulate),
-        recipe.trainer.devices,
+        recipe.trainer.num_processes,
         stage.max_steps * tokens / total,
     )
-
-
-def _tokenizer_class(folder: str) -> str | None:
-    """The class that the target's own files name."""
-    path = Path(folder) / "tokenizer_config.json"
-    return json.loads(path.read_text()).get("tokenizer_class") if path.is_file() else None
 
 
 if __name__ == "__main__":
