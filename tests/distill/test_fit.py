@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,21 @@ STAGE = Distill(
     checkpoint_every=4,
     outside_rows=64,
 )
+
+
+class Lost(Exception):
+    """Power, memory, a device."""
+
+
+class LoseAt(NullTracker):
+    """Ends the process's training at some step, with nothing saved since the last checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def log(self, step: int, values: Any) -> None:
+        if step == self.step and "train/loss" in values:
+            raise Lost
 
 
 class SignalAt(NullTracker):
@@ -130,6 +146,33 @@ def test_t42_a_resumed_run_is_the_same_run(
     for moment in ("exp_avg", "exp_avg_sq", "step"):
         states = [saved["optimizer_states"][0]["state"] for saved in (first, second)]
         assert all(torch.equal(states[1][key][moment], states[0][key][moment]) for key in states[0])
+
+
+def test_t42_twenty_random_ends_change_nothing(
+    tmp_path: Path, t_tied: PreTrainedModel, dataset: ResponseDataset
+) -> None:
+    """Signals, which save, and faults, which do not: each attempt goes on from its checkpoint, the end is the same."""
+    long = recipe(STAGE.model_copy(update={"max_steps": 60, "tokens_per_step": 48, "accumulate": 1}))
+    train(tmp_path / "whole", t_tied, dataset, long)
+    chance = random.Random(20)
+    points = sorted(chance.sample(range(1, 60), 20))
+    folder, run, begins = tmp_path / "ended", Run(tmp_path / "ended"), [1]
+    for attempt, step in enumerate(points):
+        fault = chance.random() < 0.5
+        ender = LoseAt(step) if fault else SignalAt(step, chance.choice((signal.SIGTERM, signal.SIGINT)))
+        with pytest.raises(Lost if fault else Interrupted):
+            train(folder, t_tied, dataset, long, ender, attempt)
+        saved = checkpoint_step(run.last) if run.last.exists() else 0
+        assert saved == step if not fault else step - STAGE.checkpoint_every <= saved < step
+        begins.append(saved + 1)
+    train(folder, t_tied, dataset, long, attempt=20)
+    taken = [(row["attempt"], row["step"]) for row in rows(folder) if "loss" in row]
+    assert len(taken) == len(set(taken))
+    assert [next(step for number, step in taken if number == attempt) for attempt in range(21)] == begins
+    assert trail(folder) == trail(tmp_path / "whole")
+    for name in ("last.ckpt", "best.ckpt"):
+        expected, found = (weights(tmp_path / f / "checkpoints" / name) for f in ("whole", "ended"))
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 def test_t42_bf16_and_two_interrupts(tmp_path: Path, t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
