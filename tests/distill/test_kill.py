@@ -29,7 +29,7 @@ from tests.distill.test_train import write_world
 
 KILLS = int(os.environ.get("SPECDRAFT_KILLS", "3"))
 EVERY = 7
-MAX = 100 * KILLS  # more steps than they let it take
+MAX = 150 + 25 * KILLS  # more steps than they let it take
 LONG = ["track.mode=disabled", f"distill.max_steps={MAX}", f"distill.checkpoint_every={EVERY}"]
 LONG += ["distill.validate_every=20"]
 
@@ -51,7 +51,9 @@ def work(arguments: list[str]) -> None:
 
 def steps(run: Path | None) -> list[tuple[int, int]]:
     """(attempt, step) of every training row; a line that was cut is none."""
-    return [(row["attempt"], row["step"]) for row in read_log(run / "train.jsonl") if "loss" in row] if run else []
+    if run is None or not (run / "train.jsonl").exists():
+        return []
+    return [(row["attempt"], row["step"]) for row in read_log(run / "train.jsonl") if "loss" in row]
 
 
 def trail(run: Path) -> dict[tuple[int, bool], dict[str, Any]]:
@@ -74,16 +76,16 @@ def test_a_killed_run_loses_the_steps_since_its_checkpoint_and_no_more(tmp_path:
     run, killed, starts = None, [], [1]
     for _ in range(KILLS):
         process = begin("--resume", str(run)) if run else begin(str(world / "recipe.yaml"), *LONG)
-        # A quarter of the kills come at any moment of a process's life; the others after a number of new steps and a
-        # moment more: within a step, a validation, a write or a rename.
-        wanted = 0 if chance.random() < 0.25 else chance.randint(1, 60)
-        pause = 10 * chance.random() if wanted == 0 else 0.05 * chance.random()
-        before = len(steps(run))
-        while len(steps(run)) < before + wanted:
+        # A quarter of the kills come at any moment before a process's first step; the others after a number of steps
+        # and a moment more: within a step, a validation, a write or a rename.
+        early = chance.random() < 0.25
+        wanted, pause = (1, 10 * chance.random()) if early else (chance.randint(1, 60), 0.05 * chance.random())
+        before, deadline = len(steps(run)), time.monotonic() + pause
+        while len(steps(run)) < before + wanted and not (early and time.monotonic() > deadline):
             assert process.exitcode is None
             time.sleep(0.005)
             run = run or opened(world)
-        time.sleep(pause)
+        time.sleep(0 if early else pause)
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL

@@ -69,8 +69,8 @@ def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) 
             ["distill.teacher=topk", "draft.head={{kind: full}}", "distill.teacher_topk=513"],
             "distill.teacher_topk = 513: the target's head has 512 rows",
         ),
-        (["trainer.num_nodes=2"], "trainer.num_nodes = 2: training on several machines is not built"),
-        (["trainer.devices=2", "trainer.strategy=fsdp"], "trainer.strategy = 'fsdp' with several devices"),
+        (["trainer.num_nodes=2", "trainer.strategy=single"], "trainer.strategy = 'single' is one process"),
+        (["trainer.strategy=fsdp"], "trainer.strategy = 'fsdp' is for several processes"),
     ],
 )
 def test_what_would_fail_later_is_one_message_and_exit_2(

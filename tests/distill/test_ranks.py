@@ -6,6 +6,7 @@ They are started in each of the three ways: by the first of them, by torchrun, a
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +33,81 @@ ODD = ["traffic.num_train=23", "track.mode=disabled", "distill.max_steps=8", "di
 TWO = ["trainer.devices=2", *ODD]
 FSDP = [*TWO, "trainer.strategy=fsdp"]
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+TIMEOUT = float(os.environ.get("SPECDRAFT_TEST_TIMEOUT_S", "240"))
 # More than it will take.
 ENDLESS = ["distill.max_steps=100000", "distill.warmup_steps=2"]
 
 
-def start(
-    world: Path, folder: Path, *arguments: str, by: Sequence[str] = (), more: dict[str, str] | None = None
-) -> subprocess.Popen[str]:
+def start(world: Path, folder: Path, *arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
     fresh = [] if "--resume" in arguments else [str(world / "recipe.yaml"), f"output_dir={folder}/runs"]
     command = [sys.executable, "-m", *by, "distill.train", *fresh, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(more or {})}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def srun(world: Path, folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
-    """Two processes with what srun sets; the port is taken from the job's number."""
+@dataclass
+class Forked:
+    """A process with what srun sets, forked from a server that has the imports; it answers as Popen does."""
+
+    process: BaseProcess
+    said: Path
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[None, str]:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.process.pid), timeout or 0)
+        return None, self.said.read_text()
+
+    def send_signal(self, signum: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signum)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def work(environment: dict[str, str], arguments: list[str], said: Path) -> None:
+    os.environ.update(environment, OMP_NUM_THREADS="1")
+    os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
+    sys.exit(main(arguments))
+
+
+def srun(world: Path, folder: Path, *arguments: str) -> list[Forked]:
+    """Two processes with what srun sets; the port is taken from the job's number, or as here from MASTER_PORT."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0", "MASTER_PORT": port}
-    ranks = [{**step, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n), "SLURM_JOB_ID": "17"} for n in range(2)]
-    return [start(world, folder, *arguments, more=rank) for rank in ranks]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.distill.test_ranks"])
+    fresh = [] if "--resume" in arguments else [str(world / "recipe.yaml"), f"output_dir={folder}/runs"]
+    forked = []
+    for rank in ("0", "1"):
+        own = {**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_JOB_ID": "17"}
+        said = folder / f"said-{time.monotonic_ns()}"
+        folder.mkdir(exist_ok=True)
+        forked.append(Forked(context.Process(target=work, args=(own, [*fresh, *arguments], said)), said))
+        forked[-1].process.start()
+    return forked
 
 
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+Started = subprocess.Popen[str] | Forked
+
+
+def finish(process: Started, code: int = 0) -> str:
     try:
-        error = process.communicate(timeout=240)[1]
+        error = process.communicate(timeout=TIMEOUT)[1]
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -63,8 +115,8 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     return error
 
 
-def wait_for_step(folder: Path, step: int, *processes: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 200
+def wait_for_step(folder: Path, step: int, *processes: Started) -> None:
+    deadline = time.monotonic() + TIMEOUT
     while not (any(folder.glob("runs/tiny/2*")) and len(train_rows(newest(folder))) >= step):
         for process in processes:
             assert process.poll() is None, process.communicate()[1]
