@@ -6,6 +6,7 @@ would replace the one this project reads with. So the llama architecture alone i
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,7 +136,13 @@ def write_gguf(
         writer.add_tensor(stored, array, raw_dtype=dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    try:
+        writer.write_tensors_to_file()
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # numpy tells a short write by its counts alone
+        raise OSError(errno.ENOSPC, f"No space left on device ({error})", str(path)) from error
     writer.close()
 
 

@@ -123,7 +123,7 @@ MUTANTS = (
            "torch.tensor([sum(lengths), sum(map(self._num_trained, lengths))]",
            "torch.tensor([lengths[0], self._num_trained(lengths[0])]", LOSS),
     Mutant("each batch is its own denominator", "distill/module.py",
-           "labels, rows, num_trained, batch.place", "labels, rows, len(labels), batch.place", LOSS),
+           "teacher, labels, num_trained, batch.place", "teacher, labels, len(labels), batch.place", LOSS),
     Mutant("mean of a chunk", "distill/losses.py",
            "total += (value * factor).sum()", "total += (value * factor).mean()", LOSS),
     Mutant("nothing supervised is 0 / 0", "distill/losses.py",

@@ -31,7 +31,8 @@ COMMANDS = ("distill.train", "eval.plan", "eval.run", "eval.serving")
 SCRIPTS = tuple(
     f"scripts.{found.name}"
     for found in pkgutil.iter_modules(scripts.__path__)
-    if "def main(" in (Path(scripts.__path__[0]) / f"{found.name}.py").read_text(encoding="utf-8")
+    if not found.name.startswith("side_")  # started by compare_training alone
+    and "def main(" in (Path(scripts.__path__[0]) / f"{found.name}.py").read_text(encoding="utf-8")
 )
 NOWHERE = "http://127.0.0.1:9"
 
