@@ -57,7 +57,7 @@ def test_policy_replay(options: list[str], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_window_check(options: list[str], tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    words = ["--domains", "code", "--recent", "32", "--contexts", "16", "64", "--rounds", "2", "--out", str(out)]
+    words = ["--domains", "code", "--recent", "32", "--contexts", "16", "200", "--rounds", "2", "--out", str(out)]
     assert window_check.main([*options, *words]) == 0
     found = json.loads(out.read_text())
     assert set(found["drafts"]) == {"whole", "4 + 32"} and found["prompts"] == 3
