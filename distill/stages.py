@@ -21,9 +21,10 @@ from distill.adapt import add_lora
 from distill.models import load_model
 from distill.module import DraftModule
 from distill.recipe import Distill, Recipe
-from distill.responses import ResponseRow, write_responses
+from distill.responses import write_responses
 from distill.runs import Run, RunError
 from distill.shape import Target, make_draft
+from distill.shards import ResponseRow
 from distill.teacher import ResponseDataset
 from distill.traffic import Prompt, load_prompts
 from distill.validation import Served, Validation

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from distill.loss_topk import TopK
-from distill.responses import ResponseRow, load_rows
+from distill.shards import ResponseRow, load_rows
 from distill.teacher_topk import read_topk, topk_path
 
 logger = logging.getLogger(__name__)

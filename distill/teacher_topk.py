@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from distill.loss_topk import TopK, top_k
-from distill.responses import ResponsesError, read_manifest
+from distill.shards import ResponsesError, read_manifest
 
 log = logging.getLogger(__name__)
 

@@ -166,8 +166,8 @@ def train(recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker) -> Path:
     from distill.fit import fit
     from distill.models import load_model, load_tokenizer
     from distill.race import Answers, check_all, run_race
-    from distill.responses import read_manifest
     from distill.shape import describe, find_target
+    from distill.shards import read_manifest
     from distill.stages import prepare, trained_on, write_answers
     from distill.teacher import ResponseDataset
     from distill.teacher_topk import check_topk, write_topk

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from distill.recipe import Responses
-from distill.responses import ResponsesError, load_rows, loops, write_responses
+from distill.responses import loops, write_responses
+from distill.shards import ResponsesError, load_rows
 from distill.teacher import ResponseDataset
 from distill.traffic import Prompt
 from tests.conftest import CHATML, make_target, make_tokenizer

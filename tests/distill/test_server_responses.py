@@ -19,8 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.endpoint import EndpointError
 from distill.models import load_model, load_tokenizer
 from distill.recipe import Responses
-from distill.responses import ResponsesError, load_rows, read_manifest, write_responses
+from distill.responses import write_responses
 from distill.server_responses import ServersDown
+from distill.shards import ResponsesError, load_rows, read_manifest
 from distill.traffic import Prompt
 from tests.distill.test_responses import prompts
 from tests.servers import free_port, make_writer, save, serve

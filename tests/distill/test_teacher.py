@@ -17,7 +17,8 @@ from distill.loss_reference import divergence
 from distill.losses import chunked_loss
 from distill.prompt import Prompt
 from distill.recipe import Responses
-from distill.responses import FORMAT, write_responses
+from distill.responses import write_responses
+from distill.shards import FORMAT
 from distill.teacher import Batch, BatchPlan, ResponseDataset, TeacherError, Windows
 from distill.teacher_topk import write_topk
 from tests.conftest import CHATML, make_target, make_tokenizer
