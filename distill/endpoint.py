@@ -47,6 +47,8 @@ class Completion:
         finish: finish_reason; "" while there is none.
         usage, timings: as the server gives them (usage of OpenAI, timings of llama-server); empty without.
         reasoning: the server cuts reasoning out of the answer.
+        token_ids: the answer's ids so far, where the server gives them (`return_token_ids` of vLLM).
+        prompt_ids: the prompt's ids, where it gives them; None without.
     """
 
     text: str = ""
@@ -54,6 +56,8 @@ class Completion:
     usage: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
     reasoning: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    prompt_ids: list[int] | None = None
 
     def take(self, event: dict[str, Any]) -> bool:
         """Adds one event; does it carry a piece of the answer?
@@ -65,6 +69,8 @@ class Completion:
             raise Trouble("failed", f"the server broke off: {json.dumps(event['error'])[:300]}")
         self.usage = event.get("usage") or self.usage
         self.timings = event.get("timings") or self.timings
+        if event.get("prompt_token_ids") is not None:
+            self.prompt_ids = _ids(event["prompt_token_ids"])
         try:
             if not event["choices"]:
                 return False  # usage alone
@@ -72,11 +78,19 @@ class Completion:
             delta = choice.get("delta") or {}
             piece, thought = delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning")
             self.finish = choice.get("finish_reason") or self.finish
+            ids = choice.get("token_ids") or []
         except (AttributeError, LookupError, TypeError) as error:
             raise Trouble("failed", f"no event of a chat completion: {json.dumps(event)[:200]}") from error
         self.text += piece
+        self.token_ids += _ids(ids)
         self.reasoning = self.reasoning or bool(thought)
         return bool(piece or thought)
+
+
+def _ids(value: object) -> list[int]:
+    if isinstance(value, list) and all(type(index) is int for index in value):
+        return value
+    raise Trouble("failed", f"token ids are no list of numbers: {json.dumps(value)[:200]}")
 
 
 def api(url: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.prompt import Prompt
 from distill.recipe import Responses
 from distill.served_answers import server_answers
 from distill.server_responses import ServersDown, pin_model
-from distill.shards import ResponsesError, load_rows, resume, write_json, write_shard
-from distill.tokens import answer_end, encode_prompt, fingerprint
-from distill.traffic import Prompt
+from distill.shards import ResponsesError, ShardWriter
+from distill.tokens import Messages, answer_end, encode_prompt, fingerprint
+from distill.worklist import Worklist
 from engine.model import Runner
 from engine.request import Request
 from engine.speculate import Decoder
@@ -32,7 +34,8 @@ LOOP_TOKENS = 24  # a repetition shorter than this may be honest text (a table, 
 LOOP_PERIOD = 32
 # Keys that are no property of the answers, so that a resumption may change them.
 FREE = {"batch_size", "shard_rows", "server", "server_model", "concurrency", "retries", "timeout_s", "api_key_env"}
-Answering = Callable[..., Iterator[tuple[dict[str, Any], Tensor]]]
+Answered = tuple[int, dict[str, Any], Tensor]  # place in the work, row, hidden states
+Answering = Callable[[Worklist], Iterator[Answered]]
 Progress = Callable[[int, int, int], None]  # answered, asked, answer tokens
 
 
@@ -56,7 +59,7 @@ def write_responses(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
+    prompts: Iterable[Prompt],
     stage: Responses,
     seed: int,
     eos: Iterable[int],
@@ -67,11 +70,14 @@ def write_responses(
 ) -> dict[str, Any]:
     """Answers every prompt and writes shards; goes on where an interrupted call stopped.
 
+    On the CPU a folder that was interrupted anywhere ends as one that was not, byte for byte. Servers may sample or
+    fail otherwise the second time.
+
     Args:
         folder: gets the shards and manifest.json.
         model: the target, in the dtype it is served in.
         tokenizer: its tokenizer.
-        prompts: what to ask; their ids must differ.
+        prompts: what to ask, read once; their ids must differ.
         stage: sampler, lengths and batch of the recipe.
         seed: of the sampler; an answer depends on it, the prompt's id and the settings.
         eos: ids that end an answer.
@@ -85,6 +91,7 @@ def write_responses(
 
     Raises:
         ResponsesError: the folder holds answers made with other settings, or nothing can be answered.
+        OSError: there is no room for a shard, or for temporary files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     eos = sorted(set(eos))
@@ -100,125 +107,156 @@ def write_responses(
     }
     if stage.server:
         settings["served_model"] = pin_model(folder, stage)
-    manifest = resume(folder, settings)
-    done = {row.id for row in load_rows(folder)} if manifest["shards"] else set()
-    dropped = {"prompt_too_long": 0, "no_reference": 0, "empty": 0}
-    work: list[tuple[Prompt, list[int], float]] = []
-    for i, prompt in enumerate(prompts):
-        ids = encode_prompt(tokenizer, list(prompt.messages), system)
+    writer = ShardWriter(folder, settings, stage.shard_rows)
+    encode = partial(encode_prompt, tokenizer, system=system)
+    work, dropped = list_work(prompts, encode, stage, max_prompt_tok)
+    answer = _answer_target if stage.source == "target" else _answer_reference
+    if stage.server:
+        answer = partial(_answer_server, settings["served_model"], system)
+    return take_answers(writer, work, dropped, partial(answer, model, tokenizer, stage, seed, eos), progress)
+
+
+def list_work(
+    prompts: Iterable[Prompt], encode: Callable[[Messages], list[int]], stage: Responses, max_prompt_tok: int
+) -> tuple[Worklist, dict[str, int]]:
+    """The prompts that can be asked, with their ids and temperatures, and how many can not, by reason.
+
+    Args:
+        prompts: read once.
+        encode: messages to ids.
+        stage: temperatures, cycled over all prompts; whether a reference is needed.
+        max_prompt_tok: longer prompts are left out.
+
+    Raises:
+        ResponsesError: none can be asked.
+        ValueError: two have the same id.
+    """
+    work, dropped, num = Worklist(), {"prompt_too_long": 0, "no_reference": 0}, 0
+    for num, prompt in enumerate(prompts, 1):
+        ids = encode(prompt.messages)
         if len(ids) > max_prompt_tok:
             dropped["prompt_too_long"] += 1
         elif stage.source == "reference" and prompt.reference is None:
             dropped["no_reference"] += 1
         else:
-            work.append((prompt, ids, stage.temperatures[i % len(stage.temperatures)]))
-    asked = len(work)
-    if not asked:
+            work.add(prompt, ids, stage.temperatures[(num - 1) % len(stage.temperatures)])
+    if not len(work):
         raise ResponsesError(
-            f"none of {len(prompts)} prompts can be answered: {dropped['prompt_too_long']} are over "
+            f"none of {num} prompts can be answered: {dropped['prompt_too_long']} are over "
             f"traffic.max_prompt_tok = {max_prompt_tok} tokens, {dropped['no_reference']} have no reference"
         )
-    # Rows of a batch that are about as long read about as much KV.
-    work = sorted((w for w in work if w[0].id not in done), key=lambda w: len(w[1]))
-    manifest |= {"asked": asked, "dropped": dropped, "complete": False}
-    tokens = sum(shard["tokens"] for shard in manifest["shards"])
-    answer: Answering = _answer_target if stage.source == "target" else _answer_reference
-    if stage.server:
-        answer = partial(_answer_server, settings["served_model"], system)
-    rows: list[dict[str, Any]] = []
-    hidden: list[Tensor] = []
+    return work, dropped
+
+
+def take_answers(
+    writer: ShardWriter,
+    work: Worklist,
+    dropped: dict[str, int],
+    answer: Answering,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Has the prompts answered that the writer's folder does not settle, and finishes the folder.
+
+    Args:
+        writer: takes the answers.
+        work: all prompts that can be asked.
+        dropped: prompts that can not, by reason.
+        answer: gives the answers to a work list.
+        progress: called with (answered, asked, answer tokens).
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ResponsesError: not one prompt has an answer.
+        ServersDown, OSError: what was answered before is kept.
+    """
+    writer.begin(len(work), dropped)
+    for name in writer.settled():
+        work.settle(name)
     try:
-        for row, states in answer(model, tokenizer, work, stage, seed, eos):
-            if not row["answer_ids"]:
-                reason = row.get("dropped", "empty")
-                dropped[reason] = dropped.get(reason, 0) + 1
-                continue
-            rows.append(row)
-            hidden.append(states)
-            tokens += len(row["answer_ids"])
-            if len(rows) == stage.shard_rows:
-                write_shard(folder, manifest, rows, hidden)
-                rows, hidden = [], []
+        for number, row, states in answer(work):
+            if row["answer_ids"]:
+                writer.keep(number, row, states)
+            else:
+                writer.skip(number, row["id"], row.get("dropped", "empty"))
             if progress is not None:
-                progress(sum(s["rows"] for s in manifest["shards"]) + len(rows), asked, tokens)
+                progress(writer.num_rows, len(work), writer.num_tok)
     except ServersDown:
-        if rows:  # what was answered is kept for the resumption
-            write_shard(folder, manifest, rows, hidden)
+        writer.flush()  # what was answered is kept for the resumption
         raise
-    if rows:
-        write_shard(folder, manifest, rows, hidden)
-    manifest["answered"] = sum(shard["rows"] for shard in manifest["shards"])
-    if not manifest["answered"]:
+    writer.flush()
+    if not writer.num_rows:
+        reasons = writer.skipped()
         raise ResponsesError(
-            f"{asked} prompts were asked, every answer is empty or dropped {dropped}; is eos {eos} right?"
+            f"{len(work)} prompts were asked, every answer is empty or dropped {reasons}; is eos right?"
         )
-    manifest["complete"] = True
-    write_json(folder / "manifest.json", manifest)
-    return manifest
+    return writer.finish()
 
 
 def _answer_target(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    work: Sequence[tuple[Prompt, list[int], float]],
     stage: Responses,
     seed: int,
     eos: list[int],
-) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """Answers in batches, in the order in which they finish."""
-    if not work:
-        return
-    capacity = max(len(ids) for _, ids, _ in work) + stage.max_new_tok
-    batch = min(stage.batch_size, len(work))
-    by_id = {prompt.id: (prompt, ids, temperature) for prompt, ids, temperature in work}
-    if len(by_id) < len(work):
-        raise ResponsesError(f"{len(work) - len(by_id)} prompts share an id with another; ids must differ")
-    decoder = Decoder(
-        Runner(model, batch, capacity),
-        eos,
-        seed=seed,
-        top_k=stage.top_k,
-        top_p=stage.top_p,
-        keep_hidden=True,
-        stop=lambda tokens: loops(tokens, stage.loop_repeats),
-    )
-    requests = (Request(p.id, tuple(ids), stage.max_new_tok, temperature) for p, ids, temperature in work)
-    for answer in decoder.run(requests):
-        prompt, ids, temperature = by_id[answer.request.id]
-        finish = "loop" if answer.finish == "stop" else answer.finish
-        yield _row(prompt, ids, answer.tokens, temperature, finish, False), torch.stack(answer.hidden)
+    work: Worklist,
+) -> Iterator[Answered]:
+    """The engine's answers, in the order in which they finish.
+
+    A shard's prompts are a batch of their own: what is computed side by side, and so its last bits, does not depend on
+    where a former run stopped.
+    """
+    numbered = enumerate(work)
+    while shard := list(islice(numbered, stage.shard_rows)):
+        longest = len(shard[-1][1][1])
+        decoder = Decoder(
+            Runner(model, min(stage.batch_size, len(shard)), longest + stage.max_new_tok),
+            eos,
+            seed=seed,
+            top_k=stage.top_k,
+            top_p=stage.top_p,
+            keep_hidden=True,
+            stop=lambda tokens: loops(tokens, stage.loop_repeats),
+        )
+        by_id = {prompt.id: (number, prompt, temperature) for number, (prompt, _, temperature) in shard}
+        requests = (Request(p.id, tuple(ids), stage.max_new_tok, temperature) for _, (p, ids, temperature) in shard)
+        for answer in decoder.run(requests):
+            number, prompt, temperature = by_id[answer.request.id]
+            finish = "loop" if answer.finish == "stop" else answer.finish
+            row = _row(prompt, list(answer.request.ids), answer.tokens, temperature, finish, False)
+            yield number, row, torch.stack(answer.hidden)
 
 
-def _answer_server(model_name: str, system: str | None, *asked: Any) -> Iterator[tuple[dict[str, Any], Tensor]]:
+def _answer_server(model_name: str, system: str | None, *asked: Any) -> Iterator[Answered]:
     """Answers of the endpoints, cut where they loop, with the target's hidden states over them."""
-    repeats = asked[3].loop_repeats
-    for reply, ids, finish, facts, states in server_answers(
+    repeats = asked[2].loop_repeats
+    for number, reply, ids, finish, facts, states in server_answers(
         model_name, system, partial(loops, repeats=repeats), *asked
     ):
-        yield _row(reply.prompt, reply.prompt_ids, ids, reply.temperature, finish, False) | facts, states
+        yield number, _row(reply.prompt, reply.prompt_ids, ids, reply.temperature, finish, False) | facts, states
 
 
 @torch.inference_mode()
 def _answer_reference(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    work: Sequence[tuple[Prompt, list[int], float]],
     stage: Responses,
     seed: int,
     eos: list[int],
-) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    work: Worklist,
+) -> Iterator[Answered]:
     """The data set's own answers, with the target's hidden states over them (a poor stand-in, kept to show it)."""
     end = answer_end(tokenizer, eos)
-    longest = max((len(ids) for _, ids, _ in work), default=1)
-    runner = Runner(model, 1, longest + stage.max_new_tok)
-    for prompt, ids, _ in work:
+    runner = Runner(model, 1, work.longest + stage.max_new_tok)
+    for number, (prompt, ids, _) in enumerate(work):
         text = tokenizer(prompt.reference, add_special_tokens=False)["input_ids"] if prompt.reference else []
         finish = "eos" if text and len(text) < stage.max_new_tok else "length"
         text = [*text, end][: stage.max_new_tok] if text else []
         states = torch.empty(0)
         if text:
             states = runner.prefill(torch.tensor([*ids, *text[:-1]], device=runner.device))[len(ids) - 1 :]
-        yield _row(prompt, ids, text, 0.0, finish, True), states
+        yield number, _row(prompt, ids, text, 0.0, finish, True), states
 
 
 def _row(

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.completion import Reply, ids_of
 from distill.schema import Responses
-from distill.server_responses import Work, ask
+from distill.server_responses import ask
+from distill.worklist import Worklist
 from engine.model import Runner
 
 log = logging.getLogger(__name__)
@@ -30,11 +31,11 @@ def server_answers(
     looping: Callable[[Sequence[int]], bool],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    work: Sequence[Work],
     stage: Responses,
     seed: int,
     eos: Sequence[int],
-) -> Iterator[tuple[Reply, list[int], str, dict[str, Any], Tensor]]:
+    work: Worklist,
+) -> Iterator[tuple[int, Reply, list[int], str, dict[str, Any], Tensor]]:
     """Answers of the endpoints; at the end it is logged how many greedy tokens are the target's first choice.
 
     Args:
@@ -43,19 +44,20 @@ def server_answers(
         looping: does a text end in a loop? The answer is cut there, as the engine cuts its own.
         model: the target, which reads the answers once for its hidden states.
         tokenizer: the target's.
-        work, stage, seed: as `ask`.
+        stage, seed: as `ask`.
         eos: ids that end an answer.
+        work: prompts.
 
     Yields:
-        reply, ids (none for a dropped prompt), finish, what the row says besides, hidden states [A, H].
+        place in the work, reply, ids (none for a dropped prompt), finish, what the row says besides, hidden states
+        [A, H].
 
     Raises:
         EndpointError, ServersDown: as `ask`.
     """
-    longest = max((len(ids) for _, ids, _ in work), default=1)
-    runner = Runner(model, 1, longest + stage.max_new_tok)
+    runner = Runner(model, 1, work.longest + stage.max_new_tok)
     agreed = greedy = 0
-    for reply in ask(work, stage, name, seed, system):
+    for number, reply in ask(work, stage, name, seed, system):
         ids, finish, facts = ids_of(tokenizer, reply, eos, stage.max_new_tok)
         if cut := next((n for n in range(1, len(ids) + 1) if looping(ids[:n])), None):
             ids, finish = ids[:cut], "loop"
@@ -68,7 +70,7 @@ def server_answers(
                 written = len(ids) - (finish == "eos")  # the end was appended here
                 agreed += first_choices(model, states[:written], ids[:written])
                 greedy += written
-        yield reply, ids, finish, facts | {"endpoint": reply.endpoint, "retried": reply.retried}, states
+        yield number, reply, ids, finish, facts | {"endpoint": reply.endpoint, "retried": reply.retried}, states
     if greedy:
         known = agreed >= AGREED_FRAC * greedy
         log.log(

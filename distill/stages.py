@@ -26,7 +26,7 @@ from distill.runs import Run, RunError
 from distill.shape import Target, make_draft
 from distill.shards import ResponseRow
 from distill.teacher import ResponseDataset
-from distill.traffic import Prompt, load_prompts
+from distill.traffic import Prompt, load_prompts, stream_prompts
 from distill.validation import Served, Validation
 from engine.bench import measure_costs
 from engine.costs import Costs
@@ -57,15 +57,13 @@ def held_out(recipe: Recipe) -> list[Prompt]:
 
 def write_answers(recipe: Recipe, run: Run, target: Target, model: PreTrainedModel, eos: Sequence[int]) -> None:
     """Lets the target answer the training prompts and the held-out ones, or goes on where that stopped."""
-    training = load_prompts(recipe.traffic, "train", recipe.seed)
-    log.info("%d training prompts (traffic.domain = %s)", len(training), recipe.traffic.domain)
     # Validation asks what is served: the target's own answers at the served temperature.
     served = recipe.responses.model_copy(
         update={"source": "target", "temperatures": (recipe.eval.temperature,), "top_p": recipe.eval.top_p}
         | {"top_k": recipe.eval.top_k}
     )
     for folder, prompts, stage in (
-        (run.responses, training, recipe.responses),
+        (run.responses, stream_prompts(recipe.traffic, recipe.seed), recipe.responses),
         (run.validation, held_out(recipe), served),
     ):
         started = last = time.perf_counter()

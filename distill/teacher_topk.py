@@ -32,6 +32,8 @@ def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = Non
     check_topk(k, weight.shape[0])
     written = states = 0
     for shard in read_manifest(folder)["shards"]:
+        if not shard["rows"]:
+            continue
         path, source = topk_path(folder, shard["shard"]), folder / f"hidden-{shard['shard']:05d}.safetensors"
         try:
             if not path.exists() or read_topk(path).ids.shape != (shard["tokens"], k):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import logging
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
@@ -17,17 +13,16 @@ from distill.bundled import bundled_prompts
 from distill.fields import BUNDLED_DOMAINS, sources
 from distill.prompt import Prompt
 from distill.readers import Row, TrafficError, read_rows
+from distill.sample import Sample, Sieve, unique_ids
 from distill.schema import Traffic
 
-__all__ = ["Prompt", "TrafficError", "load_prompts"]
+__all__ = ["Prompt", "TrafficError", "load_prompts", "stream_prompts"]
 
 log = logging.getLogger(__name__)
 
 Split = Literal["train", "heldout"]
 ROLES = ("system", "user", "assistant")
-FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can write half of a surrogate pair, and Unicode has no such text
-MIN_FENCE = 80  # characters; a shorter code block may well stand in two unrelated prompts
 
 
 def load_prompts(traffic: Traffic, split: Split, seed: int, domains: Sequence[str] | None = None) -> list[Prompt]:
@@ -48,29 +43,50 @@ def load_prompts(traffic: Traffic, split: Split, seed: int, domains: Sequence[st
 
     Raises:
         TrafficError: a file that is missing or broken, with line and column; or no prompt left.
+        OSError: there is no room for temporary files.
     """
-    counts: Counter[str] = Counter()
     if split == "train":
-        wanted = None if traffic.domain == "mixed" else (traffic.domain,)
-        held_out = {key for prompt in _prompts(traffic, "heldout", wanted, Counter()) for key in _keys(prompt)}
-        prompts = _prompts(traffic, split, wanted, counts)
-        chosen = _sample(_distinct(prompts, held_out, counts), traffic.num_train, seed)
-        _report(split, counts, len(chosen), traffic.num_train)
-        _require(bool(chosen), traffic, split, counts)
-        return _unique_ids(chosen)
-    by_domain: dict[str, list[Prompt]] = {}
-    for prompt in _distinct(_prompts(traffic, split, domains, counts), set(), counts):
-        by_domain.setdefault(prompt.domain, []).append(prompt)
-    for domain in sorted(set(domains or ()) - by_domain.keys()):
-        log.warning("no held-out prompt of domain %s; there are %s", domain, ", ".join(sorted(by_domain)) or "none")
-    order = list(domains) if domains is not None else sorted(by_domain)
-    chosen = []
-    for domain in order:
-        sample = _sample(by_domain.get(domain, ()), traffic.num_heldout, seed)
+        return list(stream_prompts(traffic, seed))
+    counts: Counter[str] = Counter()
+    samples: dict[str, Sample] = {}
+    for prompt in _distinct(_prompts(traffic, split, domains, counts), Sieve(), counts):
+        if prompt.domain not in samples:
+            samples[prompt.domain] = Sample(traffic.num_heldout, seed)
+        samples[prompt.domain].add(prompt)
+    for domain in sorted(set(domains or ()) - samples.keys()):
+        log.warning("no held-out prompt of domain %s; there are %s", domain, ", ".join(sorted(samples)) or "none")
+    chosen: list[Prompt] = []
+    for domain in list(domains) if domains is not None else sorted(samples):
+        sample = samples.get(domain, ())
         _report(f"{split} {domain}", counts, len(sample), traffic.num_heldout)
         chosen += sample
     _require(bool(chosen), traffic, split, counts)
-    return _unique_ids(chosen)
+    return list(unique_ids(chosen))
+
+
+def stream_prompts(traffic: Traffic, seed: int) -> Iterator[Prompt]:
+    """The training prompts of `load_prompts`, one at a time; memory does not grow with their number.
+
+    All are read and checked before the first one comes, since the sample depends on every one.
+
+    Args:
+        traffic: the recipe's stage.
+        seed: of the sample.
+
+    Raises:
+        TrafficError, OSError: as `load_prompts`.
+    """
+    counts: Counter[str] = Counter()
+    wanted = None if traffic.domain == "mixed" else (traffic.domain,)
+    sieve, sample = Sieve(), Sample(traffic.num_train, seed)
+    for prompt in _prompts(traffic, "heldout", wanted, Counter()):
+        sieve.hold(prompt)
+    for prompt in _distinct(_prompts(traffic, "train", wanted, counts), sieve, counts):
+        sample.add(prompt)
+    del sieve  # its file may be large
+    _report("train", counts, len(sample), traffic.num_train)
+    _require(len(sample) > 0, traffic, "train", counts)
+    yield from unique_ids(sample)
 
 
 def first_prompts(traffic: Traffic, split: Split, num: int) -> list[Prompt]:
@@ -186,48 +202,12 @@ def _text(row: Row, column: str) -> str | None:
     return value
 
 
-def _distinct(prompts: Iterable[Prompt], held_out: set[bytes], counts: Counter[str]) -> Iterator[Prompt]:
-    seen: set[bytes] = set()
+def _distinct(prompts: Iterable[Prompt], sieve: Sieve, counts: Counter[str]) -> Iterator[Prompt]:
     for prompt in prompts:
-        whole, *blocks = _keys(prompt)
-        if whole in seen:
-            counts["duplicate"] += 1
-        elif held_out.intersection((whole, *blocks)):
-            counts["also held out"] += 1
+        if reason := sieve.reject(prompt):
+            counts[reason] += 1
         else:
-            seen.add(whole)
             yield prompt
-
-
-def _keys(prompt: Prompt) -> list[bytes]:
-    """Hashes of the normalised text (system turns left out) and of each longer block of code in it."""
-    text = "\n".join(turn["content"] for turn in prompt.messages if turn["role"] != "system")
-    blocks = [block for block in FENCE.findall(text) if len(block) >= MIN_FENCE]
-    return [_hash(_normal(part)) for part in (text, *blocks)]
-
-
-def _normal(text: str) -> str:
-    # Punctuation stays: 3 + 4 and 3 - 4 are two problems.
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _sample(prompts: Iterable[Prompt], count: int, seed: int) -> list[Prompt]:
-    """The `count` prompts with the smallest keyed hash: a seeded sample that holds no more than it returns."""
-    return heapq.nsmallest(count, prompts, key=lambda prompt: (_hash(f"{seed}\0{prompt.messages}"), prompt.id))
-
-
-def _unique_ids(prompts: list[Prompt]) -> list[Prompt]:
-    seen: Counter[str] = Counter()
-    unique = []
-    for prompt in prompts:
-        seen[prompt.id] += 1
-        again = seen[prompt.id]
-        unique.append(prompt if again == 1 else replace(prompt, id=f"{prompt.id}~{again}"))
-    return unique
 
 
 def _report(what: str, counts: Counter[str], taken: int, asked: int) -> None:

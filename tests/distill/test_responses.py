@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from distill.recipe import Responses
 from distill.responses import loops, write_responses
 from distill.shards import ResponsesError, load_rows
 from distill.teacher import ResponseDataset
+from distill.teacher_topk import write_topk
+from distill.tokens import encode_prompt
 from distill.traffic import Prompt
 from tests.conftest import CHATML, make_target, make_tokenizer
 
@@ -152,6 +156,44 @@ def test_an_interrupted_generation_resumes_and_gives_the_same_answers(tmp_path: 
     assert again["complete"] and again["answered"] == 12
     assert {r.id: r.answer_ids for r in load_rows(cut)} == {r.id: r.answer_ids for r in load_rows(whole)}
     assert len(load_rows(cut)) == 12
+
+
+@pytest.mark.parametrize("shard_rows", [1, 5])
+def test_a_prompt_without_an_answer_is_settled_and_not_asked_again(tmp_path: Path, shard_rows: int) -> None:
+    """Three references are empty: counted once, whatever was interrupted; a shard may have no row at all."""
+    asked = [replace(one, reference="" if one.id in ("p1", "p5", "p6") else one.reference) for one in prompts()]
+    stage = Responses(max_new_tok=20, shard_rows=shard_rows, source="reference")
+
+    def write_all(folder: Path) -> dict[str, Any]:
+        return write_responses(folder, make_target(), make_tokenizer(), asked, stage, 3, EOS, "hash", 200)
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    manifest = write_all(whole)
+    assert manifest["asked"] == 12 and manifest["answered"] == 9 and manifest["dropped"]["empty"] == 3
+    skipped = [name for shard in manifest["shards"] for name in shard.get("skipped", {}).get("empty", ())]
+    assert sorted(skipped) == ["p1", "p5", "p6"]
+    assert len(manifest["shards"]) == -(-12 // shard_rows)
+    for left in range(len(manifest["shards"])):
+        shutil.copytree(whole, cut)
+        short = {**manifest, "shards": manifest["shards"][:left], "complete": False}
+        (cut / "manifest.json").write_text(json.dumps(short))
+        assert write_all(cut) == manifest
+        assert {p.name: p.read_bytes() for p in cut.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
+        shutil.rmtree(cut)
+    head = make_target().get_output_embeddings().weight
+    write_topk(whole, head, 3)
+    assert len(ResponseDataset(whole, 200)) == len(ResponseDataset(whole, 200, topk=True)) == 9
+
+
+def test_rows_lie_in_the_order_of_the_work_whenever_they_finish(tmp_path: Path) -> None:
+    """Training meets rows by their place, so a place must not depend on which answer was short."""
+    stage, eos = Responses(max_new_tok=20, batch_size=3, temperatures=(0.0, 0.9)), range(0, 512, 9)
+    write_responses(tmp_path, make_target(), make_tokenizer(), prompts(), stage, 3, eos, "hash", 200)
+    rows = load_rows(tmp_path)
+    assert len({len(row.answer_ids) for row in rows}) > 1
+    assert [row.id for row in rows] == [
+        one.id for one in sorted(prompts(), key=lambda p: len(encode_prompt(make_tokenizer(), p.messages)))
+    ]
 
 
 def test_a_finished_folder_is_left_alone(tmp_path: Path) -> None:

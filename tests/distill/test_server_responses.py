@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,17 +102,15 @@ def test_all_dead_keeps_what_was_answered_and_the_run_resumes(tmp_path: Path, fo
     """The only server stops in the middle; the rest is answered by another, nothing twice."""
     asked = prompts(14)
     with serve(folder) as (url, server), pytest.raises(ServersDown, match=r"(?s)all 1 endpoints .* resume") as raised:
-        stopped = threading.Thread(target=server.kill_server)
 
         def progress(answered: int, *_: int) -> None:
-            if answered == 3 and not stopped.ident:
-                stopped.start()
+            if answered == 3:
+                server.kill_server()
 
         stage = Responses(
             max_new_tok=16, shard_rows=5, temperatures=(0.0,), concurrency=1, retries=0, server=(url,), batch_size=4
         )
         write_responses(tmp_path, *target, asked, stage, 3, EOS, "hash", 200, progress=progress)
-    stopped.join()
     assert url in str(raised.value)
     manifest = read_manifest(tmp_path)
     kept = {row.id: row.answer_ids for row in load_rows(tmp_path)}
