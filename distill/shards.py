@@ -181,7 +181,8 @@ class ShardWriter:
             path.write_text(f'{head[:-2]},\n  "shards": [\n    {shards}\n  ]\n}}\n', encoding="utf-8")
 
     def _no_room(self, number: int, error: Exception) -> OSError:
-        for path in self.folder.glob(".*.tmp"):
+        # What the manifest does not name yet is worth less than the room it takes.
+        for path in (*self.folder.glob(".*.tmp"), *self.folder.glob(f"*-{number:05d}.*")):
             path.unlink()
         free = shutil.disk_usage(self.folder).free
         kept = sum(shard["rows"] for shard in self.manifest["shards"][:number])

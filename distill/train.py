@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", handlers=[terminal])
     logging.getLogger().setLevel(logging.INFO)
     logging.getLogger("distill").setLevel(logging.DEBUG)
+    logging.raiseExceptions = False  # a full disk is told once, not with a traceback for each line of train.log
     try:
         source = args.recipe or args.resume / "recipe.json"
         recipe = load_recipe(source, args.overrides)
@@ -116,11 +118,13 @@ def _run(recipe: Recipe, resume: Path | None, stop: Stop) -> int:
             raise
         finally:
             stop.deferred = True  # a signal that comes only now changes nothing any more
-            tracker.finish(code)
+            with suppress(OSError):  # a full disk, which must not hide what is being told
+                tracker.finish(code)
         return 0
     finally:
         logging.getLogger().removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()
 
 
 def _join(recipe: Recipe, stop: Stop) -> int:

@@ -25,6 +25,7 @@ from distill.models import load_model
 from distill.recipe import load_recipe
 from distill.runs import Run
 from distill.shape import find_target
+from distill.shards import read_manifest
 from distill.stages import write_answers
 from distill.tokens import eos_ids
 from tests.distill.test_train import write_world
@@ -161,6 +162,9 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(world: World
             with pytest.raises(OSError, match=r"shard \d could not be written .* make room .* --resume"):
                 generate(world.recipe, world.overrides, disk / "run")
             assert not list(disk.rglob("*.tmp"))
+            for folder in (disk / "run" / "responses", disk / "run" / "responses" / "heldout"):
+                named = read_manifest(folder)["shards"] if (folder / "manifest.json").exists() else []
+                assert len(list(folder.glob("rows-*"))) == len(list(folder.glob("hidden-*"))) == len(named)
         subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
         generate(world.recipe, world.overrides, disk / "run")
         assert content(disk / "run") == world.whole
