@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.process import BaseProcess
@@ -28,6 +29,7 @@ from distill.shape import find_target
 from distill.shards import read_manifest
 from distill.stages import write_answers
 from distill.tokens import eos_ids
+from distill.train import main
 from tests.distill.test_train import write_world
 from tests.servers import save, serve
 
@@ -148,25 +150,46 @@ def test_killed_before_each_rename(world: World, tmp_path: Path) -> None:
     assert killed >= 12 and content(tmp_path / "run") == world.whole
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root alone")
-def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(world: World, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(disk)], capture_output=True)
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Callable[[str], None]]:
+    """A file system in memory of this size; the call given gives it another one."""
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("a small disk can be mounted by root alone")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
     if mounted.returncode:
         pytest.skip("tmpfs can not be mounted here")
     try:
+        yield lambda more: subprocess.run(["mount", "-o", f"remount,size={more}", str(folder)], check=True) and None
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(world: World, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "40k") as resize:
+        run = tmp_path / "disk" / "run"
         for size in ("40k", "60k"):
-            subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+            resize(size)
             with pytest.raises(OSError, match=r"shard \d could not be written .* make room .* --resume"):
-                generate(world.recipe, world.overrides, disk / "run")
-            assert not list(disk.rglob("*.tmp"))
-            for folder in (disk / "run" / "responses", disk / "run" / "responses" / "heldout"):
+                generate(world.recipe, world.overrides, run)
+            assert not list(run.rglob("*.tmp"))
+            for folder in (run / "responses", run / "responses" / "heldout"):
                 named = read_manifest(folder)["shards"] if (folder / "manifest.json").exists() else []
                 assert len(list(folder.glob("rows-*"))) == len(list(folder.glob("hidden-*"))) == len(named)
-        subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
-        generate(world.recipe, world.overrides, disk / "run")
-        assert content(disk / "run") == world.whole
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        resize("16m")
+        generate(world.recipe, world.overrides, run)
+        assert content(run) == world.whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["12k", "40k"])
+def test_the_entry_tells_a_full_disk_once(
+    world: World, tmp_path: Path, size: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Logs and the tracker's files fail too, and must not hide what is told."""
+    with small_disk(tmp_path / "disk", size):
+        assert main([str(world.recipe), *world.overrides, f"output_dir={tmp_path}/disk/runs"]) == 1
+    told = capfd.readouterr().err
+    assert told.count("error: ") == 1 and "Traceback" not in told
+    assert "responses (" in told and "go on with --resume" in told
