@@ -152,7 +152,9 @@ def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bo
     """Loads the tokenizer that belongs to a checkpoint (arguments and errors as for `load_model`)."""
     folder = resolve(name, revision)
     with reading(folder, "tokenizer"):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer("a")  # some settings are looked at only here, such as model_max_length
+    return tokenizer
 
 
 def load_config(name: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedConfig:

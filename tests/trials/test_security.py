@@ -135,6 +135,7 @@ def test_keys_in_the_environment_are_never_written(tmp_path: Path, monkeypatch: 
         ("missing", "1 weights are missing, first model.layers.1.mlp.up_proj.weight"),
         ("shape", "weights cannot be read"),
         ("tokenizer", "tokenizer cannot be read"),
+        ("length", "tokenizer cannot be read"),
         ("config", "config.json cannot be read"),
         ("list", "holds a list"),
     ],
@@ -151,6 +152,9 @@ def test_a_checkpoint_that_is_not_whole_is_refused(folder: Path, harm: str, said
         save_file(state, folder / "model.safetensors", {"format": "pt"})
     elif harm == "tokenizer":
         (folder / "tokenizer.json").write_text('{"model": 1}')
+    elif harm == "length":
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": "x"}))
     elif harm == "config":
         settings = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**settings, "hidden_size": "wide"}))
