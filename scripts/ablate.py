@@ -34,17 +34,16 @@ from distill.fit import fit
 from distill.models import load_model
 from distill.race import check_all
 from distill.recipe import Recipe, load_recipe, recipe_hash
-from distill.responses import write_responses
 from distill.runs import Run, Stop
 from distill.shape import Target, find_target
-from distill.stages import held_out, prepare, trained_on
+from distill.stages import prepare
 from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
 from distill.track import NullTracker
 from distill.traffic import load_prompts
 from scripts.ablate_table import tables
+from scripts.judged import SAMPLED, answer, judge
 
-SAMPLED = "@T=1"  # ends the id of a held-out request whose answer was sampled
 KEEP = ("temperature", "reference")
 
 
@@ -149,8 +148,14 @@ class Bench:
 
 
 def arm_recipe(args: argparse.Namespace, arm: Arm, seed: int) -> Recipe:
-    """The recipe with an arm's keys, validated once, after the last step."""
+    """The recipe with an arm's keys; it validates once, after the last step.
+
+    Raises:
+        ValueError: as `load_recipe`; or a teacher that arms do not have.
+    """
     recipe = load_recipe(args.recipe, [*args.overrides, *arm.set, f"seed={seed}"])
+    if recipe.distill.teacher == "topk":
+        raise AblateError(f"arm {arm.arm!r}: distill.teacher = topk reads files that an arm's answers do not have")
     end = recipe.distill.max_steps
     stage = recipe.distill.model_copy(update={"validate_every": end, "checkpoint_every": end})
     return recipe.model_copy(update={"distill": stage})
@@ -177,25 +182,6 @@ def only(dataset: ResponseDataset, ids: frozenset[str]) -> ResponseDataset:
     return dataset
 
 
-def answer(
-    folder: Path, prompts: Sequence[Any], recipe: Recipe, target: Target, model: PreTrainedModel, eos: tuple[int, ...]
-) -> None:
-    """Lets the target answer the prompts, or goes on where that stopped."""
-    longest = min(recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1)
-    write_responses(
-        folder,
-        model,
-        target.tokenizer,
-        prompts,
-        recipe.responses,
-        0,
-        eos,
-        target.sha256,
-        longest,
-        recipe.traffic.system,
-    )
-
-
 def set_up(args: argparse.Namespace) -> Bench:
     """Loads the target, and writes the held-out answers and, without --answers, the training ones."""
     base = load_recipe(args.recipe, args.overrides)
@@ -203,9 +189,7 @@ def set_up(args: argparse.Namespace) -> Bench:
     model = load_model(target.folder, base.target.dtype, "cpu")
     eos = tuple(eos_ids(target.config, model.generation_config, target.tokenizer))
     prompts = load_prompts(base.traffic, "train", base.seed)
-    twice = [p for prompt in held_out(base) for p in (prompt, replace(prompt, id=prompt.id + SAMPLED))]
-    both = base.responses.model_copy(update={"source": "target", "temperatures": (0.0, 1.0), "top_p": 1.0, "top_k": 0})
-    answer(args.out / "heldout", twice, base.model_copy(update={"responses": both}), target, model, eos)
+    judge(args.out / "heldout", base, target, model, eos)
     folder = args.answers or args.out / "answers"
     if args.answers is None:
         answer(folder, prompts, base, target, model, eos)
@@ -228,7 +212,7 @@ def run_arm(bench: Bench, arm: Arm, recipe: Recipe, key: str) -> dict[str, Any]:
     ready = prepare(recipe, run, bench.target, bench.model, dataset, bench.judged, bench.eos)
     shutil.copyfile(run.plan, plan)
     meter = Meter()
-    fit(recipe, run, ready.module, trained_on(recipe.distill, dataset), ready.validation, Stop(), meter)
+    fit(recipe, run, ready.module, dataset, ready.validation, Stop(), meter)
     rows = [json.loads(line) for line in (run.folder / "train.jsonl").read_text().splitlines()]
     shutil.rmtree(run.folder)
     score = [row for row in rows if "val/speedup" in row][-1]  # a draft that existed before has one at its start too

@@ -82,8 +82,8 @@ def tables(keys: Mapping[tuple[str, str], Sequence[str]], lines: Mapping[str, Ma
             "sampled": [name for name in names if name.endswith(sampled)],
         }
         counts = ", ".join(f"{len(ids)} {kind}" for kind, ids in parts.items())
-        out += [f"### {group} ({counts} held-out requests)", "", _row(HEAD), _row(["---"] * len(HEAD))]
-        out += [_row(_cells(arm, found, first, parts)) for arm, found in own.items()] + [""]
+        out += [f"### {group} ({counts} held-out requests)", ""]
+        out.append(markdown(HEAD, [_cells(arm, found, first, parts) for arm, found in own.items()]))
     return "\n".join(out) + "\n"
 
 
@@ -111,5 +111,6 @@ def _cells(
     return [*cells, read, f"{statistics.median(line['cpu_s_per_step'] for line in found):.2f}"]
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
