@@ -237,6 +237,9 @@ def run_arm(bench: Bench, arm: Arm, recipe: Recipe, key: str) -> dict[str, Any]:
 def ablate(args: argparse.Namespace) -> str:
     """Trains what has no line yet; the tables of all lines."""
     started, arms = time.monotonic(), load_arms(args.arms)
+    if unknown := set(args.group) - {arm.group for arm in arms}:
+        raise AblateError(f"--group {min(unknown)}: {args.arms} has {', '.join(sorted({arm.group for arm in arms}))}")
+    arms = [arm for arm in arms if arm.group in args.group or not args.group]
     args.out.mkdir(parents=True, exist_ok=True)
     kept = args.out / "lines.jsonl"
     lines = {line["key"]: line for line in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
@@ -263,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every arm")
     parser.add_argument("--arms", type=Path, required=True, help="YAML file")
+    parser.add_argument("--group", action="append", default=[], help="only this one; once for each")
     parser.add_argument("--out", type=Path, required=True, help="folder")
     parser.add_argument(
         "--answers", type=Path, help="a run's responses/, written with this recipe; default: write them"

@@ -62,7 +62,7 @@ def test_a_table_leaves_out_what_was_not_run() -> None:
         "| tv | 1 | 5 | 1,000 | 0.600 | +0.100 (+0.100 to +0.100) | 0.400 | 0.350 | +0.100 (+0.100 to +0.100) | 0.200 "
         "| 10.0% | 0.50 |",
     ]
-    assert "head" not in text
+    assert "### head" not in text
 
 
 def test_arms_that_cannot_be_used(tmp_path: Path) -> None:
@@ -114,4 +114,7 @@ def test_arms_train_once_and_go_on(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(command) == 0
     assert capsys.readouterr().out == printed
     assert len((out / "lines.jsonl").read_text().splitlines()) == 5
+    assert main([*command, "--group", "loss"]) == 0
+    assert "temperature" not in capsys.readouterr().out
+    assert main([*command, "--group", "los"]) == 2
     assert main([*command[:1], "--arms", str(arms), "--out", str(tmp_path), "distill.nonsense=1"]) == 2
