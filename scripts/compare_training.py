@@ -39,6 +39,7 @@ from scripts.judged import SAMPLED, answer, judge
 
 SIDE = Path(__file__).with_name("side_trl.py")
 PROBE = "import trl; from trl.experimental.gkd import GKDTrainer; print(trl.__version__)"
+OLDEST = (1, 16)
 COLUMNS = ("trainer", "steps", "supervised tok", "supervised tok/s", "peak GB", "greedy alpha", "sampled alpha")
 
 
@@ -50,7 +51,8 @@ def check_trl(python: str) -> str:
     """The version of trl in that interpreter.
 
     Raises:
-        CompareError: no such interpreter, or no GKD trainer in it.
+        CompareError: no such interpreter, no GKD trainer in it, or one older than OLDEST, whose loss left out answer
+            tokens of rows with a short prompt.
     """
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, env=_clean())
@@ -62,7 +64,10 @@ def check_trl(python: str) -> str:
             f"--trl-python {python}: it cannot import trl.experimental.gkd ({last}); make an environment that can, "
             "`python -m venv trl && trl/bin/pip install torch trl`, and give its bin/python"
         )
-    return asked.stdout.strip()
+    version = asked.stdout.strip()
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise CompareError(f"--trl-python {python}: trl {version}; at least {'.'.join(map(str, OLDEST))} is needed")
+    return version
 
 
 def _clean() -> dict[str, str]:

@@ -2,8 +2,7 @@
 
 It runs in an interpreter of its own (`PYTHON scripts/side_trl.py JOB`), so it imports nothing of this project. The
 answers are given (lmbda = 0), the loss is the forward KL (beta = 0), weights float32, products bf16 where the job says
-so: what our side does. TRL's collator would tokenise text again, and cuts answers of a batch whose longest prompt and
-longest answer are in different rows; the one here takes token ids and supervises every answer token.
+so: what our side does. TRL's own collator would tokenise text again; the one here takes token ids.
 """
 
 from __future__ import annotations
@@ -22,22 +21,16 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Prompts padded on the left and answers on the right, so that every answer starts at the same place."""
-    before, after = max(len(row["prompt"]) for row in rows), max(len(row["answer"]) for row in rows)
-    ids, mask, labels = (torch.zeros(len(rows), before + after, dtype=torch.long) for _ in range(3))
+    """Rows side by side, padded on the right; answer tokens alone are supervised. `prompts` is for sampling, unused."""
+    longest = max(len(row["prompt"]) + len(row["answer"]) for row in rows)
+    ids, mask, labels = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
     labels -= 100
     for at, row in enumerate(rows):
-        start, end = before - len(row["prompt"]), before + len(row["answer"])
-        ids[at, start:end] = torch.tensor(row["prompt"] + row["answer"])
-        mask[at, start:end] = 1
-        labels[at, before:end] = ids[at, before:end]
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "labels": labels,
-        "prompts": ids[:, :before],
-        "prompt_attention_mask": mask[:, :before],
-    }
+        start, end = len(row["prompt"]), len(row["prompt"]) + len(row["answer"])
+        ids[at, :end] = torch.tensor(row["prompt"] + row["answer"])
+        mask[at, :end] = 1
+        labels[at, start:end] = ids[at, start:end]
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels, "prompts": ids[:, :1]}
 
 
 class Counting(GKDTrainer):
