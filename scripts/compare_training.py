@@ -3,7 +3,8 @@
 TRL's GKD trainer and this project's train the same student (the recipe's draft before its first step), on the same
 target's answers as the same token ids, for the same minutes of steps, one after the other, each in a process of its
 own. Then both are scored alike on held-out traffic: greedy answers, and answers sampled at T = 1, with every row of the
-head. The table gives steps, supervised tokens per second, peak resident memory and acceptance.
+head. The table gives steps, supervised tokens per second (also per CPU second, for a machine that does other work),
+peak resident memory and acceptance.
 
 PYTHON is an interpreter that has trl (this project does not need it), for example of
 `python -m venv trl && trl/bin/pip install torch trl`. What the sides do not share: TRL runs the target at every step,
@@ -40,7 +41,16 @@ from scripts.judged import SAMPLED, answer, judge
 SIDE = Path(__file__).with_name("side_trl.py")
 PROBE = "import trl; from trl.experimental.gkd import GKDTrainer; print(trl.__version__)"
 OLDEST = (1, 16)
-COLUMNS = ("trainer", "steps", "supervised tok", "supervised tok/s", "peak GB", "greedy alpha", "sampled alpha")
+COLUMNS = (
+    "trainer",
+    "steps",
+    "supervised tok",
+    "supervised tok/s",
+    "per CPU s",
+    "peak GB",
+    "greedy alpha",
+    "sampled alpha",
+)
 
 
 class CompareError(ValueError):
@@ -168,25 +178,22 @@ def table(found: dict[str, Any]) -> str:
     parts = [[name for name in ids if not name.endswith(SAMPLED)], [name for name in ids if name.endswith(SAMPLED)]]
     rows = []
     for side in sides.values():
-        took = ["", "", "", ""]
+        took = ["", "", "", "", ""]
         if "seconds" in side:
-            took = [
-                str(side["steps"]),
-                f"{side['supervised_tok']:,}",
-                f"{side['supervised_tok'] / side['seconds']:,.0f}",
-            ]
+            num = side["supervised_tok"]
+            took = [str(side["steps"]), f"{num:,}", *(f"{num / side[key]:,.0f}" for key in ("seconds", "cpu_s"))]
             took.append(f"{side['peak_bytes'] / 1e9:.2f}")
         rows.append([side["name"], *took, *(f"{alpha([side], part, col):.3f}" for part, col in zip(parts, (1, 3)))])
     if "trl" in sides:
         ours, theirs = sides["ours"], sides["trl"]
-        pace = ours["supervised_tok"] / ours["seconds"] / (theirs["supervised_tok"] / theirs["seconds"])
+        more = ours["supervised_tok"] / theirs["supervised_tok"]
+        paces = [f"{more * theirs[key] / ours[key]:.1f}x" for key in ("seconds", "cpu_s")]
         gaps = []
         for part, column in zip(parts, (1, 3)):
             gap, ends = difference([ours], [theirs], part, column)
             gaps.append(f"{gap:+.3f}" + (f" ({ends[0]:+.3f} to {ends[1]:+.3f})" if ends else ""))
-        rows.append(
-            ["ours against TRL", "", "", f"{pace:.1f}x", f"{ours['peak_bytes'] / theirs['peak_bytes']:.2f}x", *gaps]
-        )
+        memory = f"{ours['peak_bytes'] / theirs['peak_bytes']:.2f}x"
+        rows.append(["ours against TRL", "", "", *paces, memory, *gaps])
     return markdown(COLUMNS, rows)
 
 

@@ -20,9 +20,9 @@ from distill.shape import find_target, low_rank_factors
 from distill.stages import shortlist_of
 from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
-from distill.track import NullTracker
 from distill.validation import Served, Validation
 from engine.costs import Costs
+from scripts.ablate import Meter
 
 PROBE_STEPS, WARM_STEPS = 8, 3
 # The trainer keeps the draft with the best predicted speedup; it is asked once, at the end, so any costs will do.
@@ -35,8 +35,8 @@ def peak_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-def train(job: dict[str, Any], recipe: Recipe, steps: int) -> tuple[list[dict[str, Any]], DraftModule]:
-    """Trains the job's student for so many steps; the rows of train.jsonl and the module."""
+def train(job: dict[str, Any], recipe: Recipe, steps: int) -> tuple[list[dict[str, Any]], float, DraftModule]:
+    """Trains the job's student for so many steps; the rows of train.jsonl, CPU seconds, the module."""
     stage = recipe.distill.model_copy(
         update={
             "max_steps": steps,
@@ -64,10 +64,11 @@ def train(job: dict[str, Any], recipe: Recipe, steps: int) -> tuple[list[dict[st
     run = Run(Path(job["folder"]) / "run")
     shutil.rmtree(run.folder, ignore_errors=True)
     run.folder.mkdir()
-    fit(recipe, run, module, answers, validation, Stop(), NullTracker())
+    meter = Meter()
+    fit(recipe, run, module, answers, validation, Stop(), meter)
     rows = [json.loads(line) for line in (run.folder / "train.jsonl").read_text().splitlines()]
     shutil.rmtree(run.folder)
-    return [row for row in rows if "loss" in row], module
+    return [row for row in rows if "loss" in row], sum(meter.cpu_s), module
 
 
 def main() -> None:
@@ -77,14 +78,15 @@ def main() -> None:
     torch.manual_seed(recipe.seed)
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    rows, _ = train(job, recipe, PROBE_STEPS)
+    rows, _, _ = train(job, recipe, PROBE_STEPS)
     pace_ms = statistics.median(row["step_ms"] for row in rows[WARM_STEPS:])
-    rows, module = train(job, recipe, max(1, int(60e3 * job["minutes"] / pace_ms)))
+    rows, cpu_s, module = train(job, recipe, max(1, int(60e3 * job["minutes"] / pace_ms)))
     module.export()[0].save_pretrained(Path(job["folder"]) / "ours")
     found = {
         "name": "this trainer",
         "steps": len(rows),
         "seconds": sum(row["step_ms"] for row in rows) / 1e3,
+        "cpu_s": cpu_s,
         "supervised_tok": sum(int(row["num_tok"]) for row in rows),
         "loss": rows[-1]["loss"],
         "peak_bytes": peak_bytes(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Counting(GKDTrainer):
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward; the optimizer's part is over when the next step starts."""
-        self.starts.append(time.perf_counter())
+        self.starts.append((time.perf_counter(), time.process_time()))
         self.counts.append(int((inputs["labels"] != -100).sum()))
         return super().training_step(model, inputs, num_items_in_batch)
 
@@ -83,12 +84,13 @@ def train(job: dict[str, Any], student: PreTrainedModel, teacher: PreTrainedMode
     )
     trainer.starts, trainer.counts = [], []
     trainer.train()
-    ended = time.perf_counter()
+    moments = [*trainer.starts, (time.perf_counter(), time.process_time())]
+    spans = [after[0] - before[0] for before, after in pairwise(moments)]
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    spans = [after - start for start, after in zip(trainer.starts, [*trainer.starts[1:], ended])]
     return {
         "steps": steps,
         "seconds": sum(spans),
+        "cpu_s": moments[-1][1] - moments[0][1],
         "spans": spans,
         "supervised_tok": sum(trainer.counts),
         "loss": losses[-1],

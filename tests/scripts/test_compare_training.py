@@ -26,17 +26,17 @@ def side(name: str, match: float, **took: Any) -> dict[str, Any]:
 
 
 def test_the_table_sets_ours_against_theirs() -> None:
-    took = {"steps": 5, "seconds": 10.0, "supervised_tok": 20_000, "peak_bytes": 2e9}
+    took = {"steps": 5, "seconds": 10.0, "cpu_s": 20.0, "supervised_tok": 20_000, "peak_bytes": 2e9}
     sides = {
         "ours": side("this trainer", 0.5, **took),
         "trl": side("TRL", 0.3, **took | {"supervised_tok": 1_000, "peak_bytes": 8e9}),
         "student": side("before training", 0.1),
     }
     assert table({"sides": sides}).splitlines()[2:] == [
-        "| this trainer | 5 | 20,000 | 2,000 | 2.00 | 0.500 | 0.250 |",
-        "| TRL | 5 | 1,000 | 100 | 8.00 | 0.300 | 0.150 |",
-        "| before training |  |  |  |  | 0.100 | 0.050 |",
-        "| ours against TRL |  |  | 20.0x | 0.25x | +0.200 (+0.200 to +0.200) | +0.100 (+0.100 to +0.100) |",
+        "| this trainer | 5 | 20,000 | 2,000 | 1,000 | 2.00 | 0.500 | 0.250 |",
+        "| TRL | 5 | 1,000 | 100 | 50 | 8.00 | 0.300 | 0.150 |",
+        "| before training |  |  |  |  |  | 0.100 | 0.050 |",
+        "| ours against TRL |  |  | 20.0x | 20.0x | 0.25x | +0.200 (+0.200 to +0.200) | +0.100 (+0.100 to +0.100) |",
     ]
 
 
