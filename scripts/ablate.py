@@ -92,8 +92,7 @@ def load_arms(path: Path) -> list[Arm]:
         AblateError: it cannot be read, or an arm has a key that is not known or lacks one.
     """
     try:
-        found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        arms = [Arm(**{key: tuple(v) if isinstance(v, list) else v for key, v in one.items()}) for one in found]
+        arms = [_arm(one) for one in YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))]
     except OSError as error:
         raise AblateError(f"{path}: {error.strerror}") from error
     except (TypeError, AttributeError) as error:
@@ -104,6 +103,10 @@ def load_arms(path: Path) -> list[Arm]:
         if not arm.seeds:
             raise AblateError(f"{path}: arm {arm.arm!r} has no seeds; give at least one, or leave the key out")
     return arms
+
+
+def _arm(keys: dict[str, Any]) -> Arm:
+    return Arm(**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
 
 
 @dataclass(frozen=True)
