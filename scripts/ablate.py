@@ -106,7 +106,8 @@ def load_arms(path: Path) -> list[Arm]:
 
 
 def _arm(keys: dict[str, Any]) -> Arm:
-    return Arm(**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
+    found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
+    return Arm(**found)
 
 
 @dataclass(frozen=True)
