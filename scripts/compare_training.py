@@ -163,7 +163,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     sides: dict[str, dict[str, Any]] = {}
     for name, (command, environment) in commands.items():
         sys.stderr.write(f"{name}: training for {args.minutes:g} minutes\n")
-        if code := subprocess.run([*command, str(args.out / "job.json")], env=environment).returncode:
+        # What a side says goes to stderr: stdout is the table's.
+        if code := subprocess.run([*command, str(args.out / "job.json")], env=environment, stdout=2).returncode:
             raise CompareError(f"{' '.join(command)} ended with code {code}; what it said is above")
         sides[name] = json.loads((args.out / f"{name}.json").read_text())
     for name, side in {**sides, "student": {"name": "before training"}}.items():
