@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +25,7 @@ from transformers import (
 )
 
 from distill.checkpoint import FACTORS, Draft, verify_draft
-from distill.fields import matches
 from distill.models import model_hash, resolve
-from distill.readers import is_hub_id
 from distill.runs import RunError
 from distill.tokens import eos_ids, fingerprint
 
@@ -203,50 +199,6 @@ def write_checkpoint(staging: Path, draft: Draft, target: Target, more: Mapping[
     return meta
 
 
-def traffic_hashes(run: Path, sources: str | Sequence[str]) -> dict[str, Any]:
-    """What identifies the text a draft was trained on, without its places on this machine.
-
-    Args:
-        run: run folder.
-        sources: `traffic.train` of the recipe.
-
-    Returns:
-        `train`: file names, with as many folders before them as tell them apart, bundled prompts and hub data sets as
-        they are named; `train_sha256`: by these, null where a file is gone or is no file; `answers_sha256`: over the
-        target's answers as they were trained on, null where the run keeps none.
-    """
-    hashes: dict[str, str | None] = {}
-    files: list[Path] = []
-    for source in [sources] if isinstance(sources, str) else sources:
-        if source == "bundled" or is_hub_id(source):
-            hashes[source] = None
-        else:
-            files += [path for path in matches(source) if path.is_file()] or [Path(os.path.expanduser(source))]
-    hashes = {name: _sha256(path) if path.is_file() else None for name, path in _short_names(files).items()} | hashes
-    whole = hashlib.sha256()
-    shards = sorted((run / "responses").glob("rows-*.jsonl"))
-    for path in shards:
-        whole.update(path.read_bytes())
-    return {
-        "train": list(hashes),
-        "train_sha256": hashes,
-        "answers_sha256": whole.hexdigest() if shards else None,
-    }
-
-
-def _short_names(files: Sequence[Path]) -> dict[str, Path]:
-    """Each file by the shortest end of its path that no other has."""
-    whole = list(dict.fromkeys(Path(os.path.abspath(path)) for path in files))
-    names: dict[str, Path] = {}
-    num = 0
-    while whole:
-        num += 1
-        times = Counter(path.parts[-num:] for path in whole)
-        names |= {str(Path(*path.parts[-num:])): path for path in whole if times[path.parts[-num:]] == 1}
-        whole = [path for path in whole if times[path.parts[-num:]] > 1]
-    return names
-
-
 def upload(folder: Path, hub_id: str) -> str:
     """Uploads a release to the hub (a new model repository is private) and returns the commit's address.
 
@@ -301,11 +253,6 @@ def _check_factors(folder: Path, model: PreTrainedModel, factors: tuple[torch.Te
     if not torch.allclose(head, product, rtol=2**-8, atol=1e-3 * float(product.std())):
         worst = (product - head).abs().max().item()
         raise ReleaseRefused(f"{folder}: the head is not the product of its low-rank factors (off by up to {worst:g})")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _json(path: Path) -> dict[str, Any]:

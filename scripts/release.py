@@ -100,9 +100,9 @@ def release(args: argparse.Namespace) -> Path:
         find_run,
         find_target,
         staged,
-        traffic_hashes,
         write_checkpoint,
     )
+    from distill.traffic_hashes import traffic_hashes
 
     run, recipe = find_run(args.run)
     to = args.to or run / "release"
