@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -26,11 +25,18 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True)
 class Server:
-    """A server to measure: its arm (baseline or server), address and model name."""
+    """A server to measure.
+
+    Attributes:
+        arm: baseline or server.
+        url, model: its address and the name to ask it for.
+        body: fields that every request gets beside OpenAI's, such as {"top_k": 0}.
+    """
 
     arm: str
     url: str
     model: str
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,7 @@ async def _row(
     }
     if stage.top_k:
         body["top_k"] = stage.top_k
+    body |= server.body
     done, pieces, error, retried = Completion(), _Pieces(), None, 0
     while True:
         try:
@@ -190,7 +197,7 @@ async def _row(
         start_s=arrival_s,
         end_s=end_s,
         retried=retried,
-        text_sha=hashlib.sha1(done.text.encode(), usedforsecurity=False).hexdigest(),
+        text=done.text,
         timings=done.timings,
     )
 

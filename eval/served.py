@@ -14,7 +14,7 @@ from eval.counters import Counters, from_timings, from_vllm, total
 from eval.records import ALL
 from eval.stats import percentiles
 
-FORMAT = 1
+FORMAT = 2
 BASELINE, SPECULATIVE = "baseline", "server"
 
 
@@ -36,7 +36,7 @@ class ServedRow:
         tpot_ms: (last piece - first piece) / (new_tok - 1); None for a single token or piece.
         start_s, end_s: on one clock for the run; the start is the arrival, so that waiting for a free slot counts.
         retried: connections that failed before the request could be sent.
-        text_sha: hash of the text, so that arms can be compared.
+        text: the answer, so that arms can be compared.
         timings: llama-server's; empty without.
     """
 
@@ -58,7 +58,7 @@ class ServedRow:
     start_s: float
     end_s: float
     retried: int
-    text_sha: str
+    text: str
     timings: dict[str, Any]
 
 
@@ -150,7 +150,7 @@ def _against(base: Sequence[ServedRow], mine: Sequence[ServedRow]) -> dict[str, 
     return {
         "speedup": {"gmean": geometric_mean(ratios), "num_pairs": len(ratios)} if ratios else None,
         "slower_frac": sum(ratio < 1 for ratio in ratios) / len(ratios) if ratios else None,
-        "same_text_frac": sum(b.text_sha == s.text_sha for b, s in pairs) / len(pairs),
+        "same_text_frac": sum(b.text == s.text for b, s in pairs) / len(pairs),
     }
 
 

@@ -100,15 +100,37 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             f"{other} answers are to prompts whose tokens are not as many as by the target's own chat template: the "
             "server reads other prompts than the engine does, so their acceptances can not be compared."
         )
+    if any(c["arm"] != "baseline" for c in cells) and result["settings"]["temperature"] > 0:
+        said.append(
+            "Sampled: what a server does of itself beside temperature and top_p (llama-server: top_k 40, min_p 0.05; "
+            "vLLM: the target's generation_config.json) the engine does not do; --body names it, such as "
+            '`{"top_k": 0, "min_p": 0}`.'
+        )
     same = [c["same_text_frac"] for c in cells if c.get("same_text_frac") is not None]
     if same:
         said.append(f"Share of requests whose text equals the baseline's: {show.percent(min(same))} at the least.")
+    if ties := result.get("ties"):
+        said.append(_ties(ties))
     if any(c["cached_tok"] for c in cells):
         said.append(
             "The server had read part of some prompts before (prefix cache): TTFT at the second and later loads is too "
             "good; start it without the cache to compare TTFT."
         )
     return said
+
+
+def _ties(ties: Mapping[str, Any]) -> str:
+    """Texts that differ, and what the target thinks of where they part."""
+    if not ties["num_differ"]:
+        return "No text differs from the baseline's."
+    judged = len(ties["partings"])
+    if not judged:
+        return f"{ties['num_differ']} texts differ from the baseline's by their length alone."
+    return (
+        f"{ties['num_differ']} texts differ from the baseline's. Where {judged} of them part, the target's logits "
+        f"(float32) of the two tokens are at most {ties['margin_max']:.3f} apart, and its largest logit is at most "
+        f"{ties['below_max']:.3f} above them; its two best tokens are usually {ties['typical']:.1f} apart (median)."
+    )
 
 
 def _both(value: Mapping[str, float] | None) -> str:

@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from eval.served_view import render_served, served_table
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True)
+# What a request gets from the recipe and the command line.
+OWN_FIELDS = {"max_tokens", "messages", "model", "seed", "stream", "stream_options", "temperature", "top_p"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--open-rate", type=float, metavar="R", help="arrivals a second, whatever is in flight")
     parser.add_argument("--report", type=Path, help="report.json of eval.run, to set beside the server's figures")
     parser.add_argument("--arm", help="arm of the report (default: its choice)")
+    parser.add_argument("--body", metavar="JSON", help="fields for every request beside OpenAI's: '{\"top_k\": 0}'")
+    parser.add_argument("--ties", action="store_true", help="load the target: are texts that differ ties? (greedy)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of one request (default: 600)")
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the servers' key")
     parser.add_argument("--out", type=Path, help="folder (default: OUTPUT_DIR/NAME/serving/TIME)")
@@ -83,12 +88,15 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
     """
     loads = loads_of(args.concurrency, args.open_rate)
     report = read_report(args.report) if args.report else None
-    servers = [Server(BASELINE, args.baseline, args.baseline_model or "")] if args.baseline else []
-    servers.append(Server(SPECULATIVE, args.server, args.model or ""))
+    body = body_of(args.body)
+    servers = [Server(BASELINE, args.baseline, args.baseline_model or "", body)] if args.baseline else []
+    servers.append(Server(SPECULATIVE, args.server, args.model or "", body))
     for server in servers:
         web_address(server.url)
     if args.baseline == args.server:
         raise ValueError(f"--server and --baseline are both {args.server}; leave --baseline out, or give another")
+    if args.ties and (not args.baseline or recipe.eval.temperature):
+        raise ValueError("--ties compares greedy texts with the baseline's; give --baseline and eval.temperature=0")
     if not args.timeout > 0:
         raise ValueError(f"--timeout = {args.timeout:g} must be above 0")
     headers(args.api_key_env)
@@ -96,7 +104,7 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
     if (out / "requests.jsonl").exists():
         raise ValueError(f"{out / 'requests.jsonl'} holds rows of an earlier measurement; give another --out")
     servers = [
-        server if server.model else Server(server.arm, server.url, find_model([server.url], args.api_key_env))
+        server if server.model else replace(server, model=find_model([server.url], args.api_key_env))
         for server in servers
     ]
     if report is not None:
@@ -110,9 +118,11 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
         "format": 1,
         "recipe": recipe.name,
         "servers": {server.arm: {"url": server.url, "model": server.model} for server in servers},
-        "settings": recipe.eval.model_dump(mode="json") | {"seed": recipe.seed, "timeout_s": args.timeout},
+        "settings": recipe.eval.model_dump(mode="json")
+        | {"seed": recipe.seed, "timeout_s": args.timeout, "body": body},
         "report": str(args.report) if args.report else None,
         "cells": build_served(rows, counted, report, args.arm),
+        "ties": ties_of(recipe, rows, questions) if args.ties else None,
         "provenance": collect(recipe.seed, "server"),
     }
     (out / "serving.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
@@ -133,6 +143,37 @@ def read_report(path: Path) -> dict[str, Any]:
     if not isinstance(report, dict):
         raise ValueError(f"--report {path}: a {type(report).__name__}, no report; give report.json of eval.run")
     return report
+
+
+def body_of(text: str | None) -> dict[str, Any]:
+    """Fields for every request beside OpenAI's.
+
+    Raises:
+        ValueError: no JSON object, or one that sets what the recipe says.
+    """
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--body {text!r}: not JSON ({error}); give an object such as '{{\"top_k\": 0}}'") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"--body {text!r}: a {type(value).__name__}; give an object such as '{{\"top_k\": 0}}'")
+    if taken := sorted(OWN_FIELDS & value.keys()):
+        raise ValueError(f"--body sets {taken[0]!r}, which comes from the recipe or the command line; change it there")
+    return value
+
+
+def ties_of(recipe: Recipe, rows: Sequence[ServedRow], questions: Sequence[Question]) -> dict[str, Any]:
+    """What the target, in float32, says of the first token at which each text leaves the baseline's."""
+    from distill.models import load_model, load_tokenizer, resolve
+    from distill.tokens import eos_ids
+    from eval.served_ties import pairs_of, partings, summary
+
+    folder = resolve(recipe.target.model, recipe.target.revision)
+    model = load_model(folder, "float32", trust_remote_code=recipe.target.trust_remote_code)
+    tokenizer, pairs = load_tokenizer(folder), pairs_of(rows)
+    eos = eos_ids(model.config, model.generation_config, tokenizer)
+    prompts = {question.id: question.messages for question in questions}
+    return summary(list(partings(pairs, prompts, model, tokenizer, eos)), len(pairs))
 
 
 def loads_of(concurrency: str | None, open_rate: float | None) -> list[Load]:

@@ -11,16 +11,21 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import torch
 
-from distill.models import load_config, load_tokenizer
+from distill.models import load_config, load_model, load_tokenizer
 from distill.recipe import load_recipe
+from distill.tokens import encode_prompt
 from eval.client import arrivals
 from eval.counters import Counters
 from eval.served import ServedRow, build_served
 from eval.served_view import render_served
 from eval.serving import loads_of, main, questions_of
 from eval.setup import requests_of
+from tests.conftest import make_noisy
 from tests.servers import free_port, save, serve
+
+Urls = tuple[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def urls(folder: Path) -> Iterator[tuple[str, str]]:
+def urls(folder: Path) -> Iterator[Urls]:
     with serve(folder) as (one, _), serve(folder) as (two, _):
         yield one, two
 
@@ -60,11 +65,11 @@ def recipe(tmp_path: Path, folder: Path) -> str:
 
 def rows_of(out: Path) -> list[dict]:
     head, *rows = (json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines())
-    assert head == {"format": 1, "holds": "served rows"}
+    assert head == {"format": 2, "holds": "served rows"}
     return rows
 
 
-def test_two_servers_side_by_side(tmp_path: Path, recipe: str, urls: tuple[str, str]) -> None:
+def test_two_servers_side_by_side(tmp_path: Path, recipe: str, urls: Urls) -> None:
     out = tmp_path / "out"
     report = tmp_path / "report.json"
     engine = {"arm": "draft:a@k3", "group": "short", "alpha": 0.5, "tau": 2.5, "batch": 1, "predicted_speedup": 1.4}
@@ -104,7 +109,63 @@ def test_two_servers_side_by_side(tmp_path: Path, recipe: str, urls: tuple[str, 
     assert main([*words]) == 2  # never into rows of an earlier measurement
 
 
-def test_an_open_loop_of_one_server(tmp_path: Path, recipe: str, urls: tuple[str, str]) -> None:
+def test_texts_that_differ_are_judged_by_the_target(tmp_path: Path, recipe: str, folder: Path, urls: Urls) -> None:
+    """The other server has a noisy copy of the target: where it leaves the baseline, that was the target's choice."""
+    other = tmp_path / "noisy"
+    make_noisy(load_model(str(folder), "float32"), 0.03).save_pretrained(other)
+    load_tokenizer(str(folder)).save_pretrained(other)
+    out = tmp_path / "out"
+    with serve(other) as (url, _):
+        words = [recipe, "--baseline", urls[0], "--server", url, "--concurrency", "1", "--out", str(out), "--ties"]
+        assert main(words) == 0
+    result = json.loads((out / "serving.json").read_text())
+    texts = {(row["arm"], row["request_id"]): row["text"] for row in rows_of(out) if not row["warmup"]}
+    ids = {request for _, request in texts}
+    differ = {i for i in ids if texts["baseline", i] != texts["server", i]}
+    assert 0 < len(differ) == result["ties"]["num_differ"]
+    assert {p["request_id"] for p in result["ties"]["partings"]} == differ
+    model, tokenizer = load_model(str(folder), "float32"), load_tokenizer(str(folder))
+    for parting in result["ties"]["partings"]:
+        question = next(q for q in questions_of(load_recipe(recipe, ())) if q.id == parting["request_id"])
+        prompt = encode_prompt(tokenizer, list(question.messages))
+        whole = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=parting["place"] + 1)
+        plain = whole[0, len(prompt) :].tolist()
+        ours = tokenizer(texts["baseline", question.id], add_special_tokens=False)["input_ids"]
+        assert ours[: parting["place"]] == plain[:-1] and parting["below"] == pytest.approx(0, abs=1e-5)
+        assert parting["margin"] > 0 and parting["typical"] > 0
+    assert f"{len(differ)} texts differ from the baseline's. Where" in (out / "serving.md").read_text()
+
+
+def test_the_same_texts_need_no_judge(tmp_path: Path, recipe: str, urls: Urls) -> None:
+    out = tmp_path / "out"
+    words = [recipe, "--baseline", urls[0], "--server", urls[1], "--concurrency", "2", "--out", str(out), "--ties"]
+    assert main(words) == 0
+    assert json.loads((out / "serving.json").read_text())["ties"]["num_differ"] == 0
+    assert "No text differs from the baseline's." in (out / "serving.md").read_text()
+
+
+def test_fields_of_one_server_reach_it(tmp_path: Path, recipe: str, urls: Urls) -> None:
+    """transformers' server takes a penalty, and refuses a field that it does not know by name."""
+    texts = []
+    for number, more in enumerate(([], ["--body", '{"frequency_penalty": 2.0}'])):
+        out = tmp_path / str(number)
+        assert main([recipe, "--server", urls[0], "--concurrency", "1", "--out", str(out), *more]) == 0
+        texts.append([row["text"] for row in rows_of(out)])
+    assert texts[0] != texts[1]
+    assert json.loads((tmp_path / "1" / "serving.json").read_text())["settings"]["body"] == {"frequency_penalty": 2.0}
+    words = [recipe, "--server", urls[0], "--concurrency", "1", "--out", str(tmp_path / "2"), "--body", '{"min_p": 0}']
+    assert main(words) == 1
+    assert all("min_p" in row["error"] for row in rows_of(tmp_path / "2"))
+
+
+def test_sampling_servers_are_said_to_have_defaults(tmp_path: Path, recipe: str, urls: Urls) -> None:
+    out = tmp_path / "out"
+    words = [recipe, "--server", urls[0], "--concurrency", "1", "--out", str(out), "eval.temperature=0.7"]
+    assert main(words) == 0
+    assert "--body names it" in (out / "serving.md").read_text()
+
+
+def test_an_open_loop_of_one_server(tmp_path: Path, recipe: str, urls: Urls) -> None:
     out = tmp_path / "out"
     assert main([recipe, "--server", urls[0], "--open-rate", "50", "--out", str(out), "eval.warmup=0"]) == 0
     rows = rows_of(out)
@@ -150,6 +211,10 @@ def test_a_server_that_dies_leaves_error_rows(tmp_path: Path, recipe: str, folde
         (["--server", "http://host", "--open-rate", "-1"], "--open-rate = -1"),
         (["--server", "http://host", "--baseline", "http://host"], "are both http://host"),
         (["--server", "http://host", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY holds no key"),
+        (["--server", "http://host", "--body", "{top_k: 0}"], "--body '{top_k: 0}': not JSON"),
+        (["--server", "http://host", "--body", "[1]"], "--body '[1]': a list"),
+        (["--server", "http://host", "--body", '{"seed": 1}'], "--body sets 'seed'"),
+        (["--server", "http://host", "--ties"], "--ties compares greedy texts with the baseline's"),
         (["--server", f"http://127.0.0.1:{free_port()}"], "no endpoint answers"),
     ],
 )
@@ -163,7 +228,7 @@ def test_bad_arguments_are_told_before_anything_is_asked(
 
 @pytest.mark.parametrize(("text", "told"), [("[1, 2]", "a list, no report"), ("{", "not JSON"), ("{}", "has no cells")])
 def test_a_report_that_is_none_is_told(
-    tmp_path: Path, recipe: str, urls: tuple[str, str], text: str, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, recipe: str, urls: Urls, text: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
@@ -218,7 +283,7 @@ def test_cells_by_hand() -> None:
         served("baseline", "a", 0.0, 1000.0),
         served("baseline", "b", 0.5, 1000.0),
         served("server", "a", 10.0, 500.0),
-        served("server", "b", 10.0, 1000.0, 20, text_sha="y"),
+        served("server", "b", 10.0, 1000.0, 20, text="y"),
         served("server", "c", 10.0, 0.0, 0, error="HTTP 500: no"),
         served("server", "w", 0.0, 9999.0, warmup=True),
     ]
@@ -229,6 +294,6 @@ def test_cells_by_hand() -> None:
     assert mine["speedup"] == {"gmean": pytest.approx(2.0), "num_pairs": 2} and mine["same_text_frac"] == 0.5
     assert mine["num_requests"] == 2 and mine["errors"] == {"HTTP 500: no": 1}
     assert mine["acceptance"]["tau"] == pytest.approx(3.0) and mine["acceptance"]["source"] == "vLLM counters"
-    result = {"recipe": "r", "servers": {}, "report": None, "cells": [base, mine]}
+    result = {"recipe": "r", "servers": {}, "report": None, "cells": [base, mine], "settings": {"temperature": 0.0}}
     text = render_served(result)
     assert "| 2.00x | 0.667 | 3.00 |" in text and "HTTP 500: no" in text
