@@ -126,7 +126,9 @@ def _purpose(report: Report, cell: Cell, facts: Facts) -> list[str]:
     parts = show.percent(entry["stored_frac"]), show.percent(entry["read_frac"])
     used, rows = meta["rows"]["used"], meta["rows"]["stored"]
     factors = "; its low-rank factors lie in low_rank_head/" if meta["head"]["kind"] == "low_rank" else ""
-    files = f"{safe(', '.join(traffic['train']))}; the target's answers: `{_short(traffic['answers_sha256'])}`"
+    files = (
+        f"{safe(', '.join(traffic['train']))}; the target's answers: `{(traffic['answers_sha256'] or 'not kept')[:16]}`"
+    )
     said = {
         "target": f"{safe(facts.base_model or facts.target)}, sha256 `{target['sha256'][:16]}`{facts.target_note}",
         "domain": safe(traffic["domain"]),
@@ -248,7 +250,8 @@ def _limits(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]],
 
 
 def _serving(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]], facts: Facts) -> list[str]:
-    target, k = facts.base_model or facts.target, cell["k"]
+    target, k, temperature = facts.base_model or facts.target, cell["k"], max(cell["temperature"])
+    shared = target, facts.draft, k
     lines = [f"k = {k} is the measured choice for {safe(domain_name(cell['domain']))}; traffic of one domain:", ""]
     rows = [
         (safe(domain_name(d)), str(p["k"]), show.speed(p["speedup"]), "yes" if p["pays"] else "no, serve without")
@@ -256,23 +259,22 @@ def _serving(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]]
     ]
     lines += table(["domain", "best k", "speedup", "pays"], rows)
     parts = [
-        ("vLLM", "bash", servers.vllm(target, facts.draft, k), "Target and draft must have the same vocabulary size."),
-        ("SGLang", "bash", servers.sglang(target, facts.draft, k), "Without `--enable-dp-attention`."),
-        ("transformers", "python", servers.transformers(target, facts.draft, k), "Batch 1 only."),
+        ("vLLM", "bash", servers.vllm(*shared, temperature), "Target and draft must have the same vocabulary size."),
+        ("SGLang", "bash", servers.sglang(*shared), "Without `--enable-dp-attention`."),
+        ("transformers", "python", servers.transformers(*shared, temperature), "Batch 1 only."),
         ("TensorRT-LLM", "yaml", servers.tensorrt_llm(target, facts.draft, policy_by_batch(report, cell)), ""),
     ]
     if "draft" in facts.gguf:
         first = facts.gguf["draft"][0]
         other = facts.gguf["target"][0] if "target" in facts.gguf else "TARGET.gguf"
         limits = (
-            "From this folder. A chain of greedy proposals only, no shortlist; the target's GGUF must have the draft's "
-            f"vocabulary (at most {servers.LLAMA_CPP_ROWS} rows more or fewer) and must add a BOS as the draft's does. "
-            "The GGUF files here were read back and compared with the checkpoints: " + _agreement(facts) + "."
+            "From this folder. A chain only, no shortlist; the target's GGUF must have the draft's vocabulary (at most "
+            f"{servers.LLAMA_CPP_ROWS} rows more or fewer) and must add a BOS as the draft's does. The GGUF files here "
+            f"were read back and compared with the checkpoints: {_agreement(facts)}."
         )
-        parts.append(("llama.cpp", "bash", servers.llama_cpp(other, first, k), limits))
+        parts.append(("llama.cpp", "bash", servers.llama_cpp(other, first, k, temperature), limits))
     for name, language, text, note in parts:
-        lines += [f"### {name}", "", f"```{language}", text, "```", ""]
-        lines += [note, ""] if note else []
+        lines += [f"### {name}", "", f"```{language}", text, "```", "", *([note, ""] if note else [])]
     return lines
 
 
@@ -296,7 +298,3 @@ def _reproduce(report: Report, facts: Facts) -> list[str]:
         ("versions", safe(", ".join(f"{k} {v}" for k, v in (measured.get("versions") or {}).items() if v), 400)),
     ]
     return table(["", ""], [(key, value.replace("|", "\\|")) for key, value in rows])
-
-
-def _short(value: str | None) -> str:
-    return "not kept" if value is None else value[:16]

@@ -14,7 +14,7 @@ import httpx2
 
 from distill.endpoint import Completion, Trouble, events, headers, limits, root
 from distill.recipe import Recipe
-from eval.counters import Counters, read_vllm
+from eval.counters import Counters, read_counters
 from eval.served import ServedRow
 
 # In an open loop a server that falls behind would be sent ever more; from here on arrivals wait, and the wait counts.
@@ -68,13 +68,13 @@ def open_client(variable: str | None, timeout_s: float) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(headers=headers(variable), timeout=limits(timeout_s), limits=many)
 
 
-async def vllm_counters(client: httpx2.AsyncClient, server: Server) -> Counters | None:
-    """vLLM's speculation counters now; None when the server shows none."""
+async def counters_of(client: httpx2.AsyncClient, server: Server) -> Counters | None:
+    """The server's speculation counters now; None when the server shows none."""
     try:
         response = await client.get(root(server.url) + "/metrics")
     except httpx2.HTTPError:
         return None  # no figure is better than no measurement; the requests themselves tell of a dead server
-    return read_vllm(response.text) if response.status_code == 200 else None
+    return read_counters(response.text) if response.status_code == 200 else None
 
 
 async def run_load(

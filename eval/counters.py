@@ -1,7 +1,8 @@
 """A server's own speculation counters, in our definitions (docs/metrics.md). No torch.
 
-vLLM counts passes that verified a draft, drafted and accepted tokens, for the whole server; llama-server tells drafted
-and accepted tokens of each answer. Neither leaves out the pass that the end of an answer cut, as our engine does.
+vLLM, and llama-server with --metrics, count passes that verified a draft, drafted and accepted tokens, for the whole
+server; llama-server also tells drafted and accepted tokens of each answer. None leaves out the pass that the end of an
+answer cut, as our engine does.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-VLLM = "vLLM counters"
-LLAMA = "llama-server timings"
-_LINE = re.compile(r"^vllm:spec_decode_(num_[a-z_]+?)(?:_total)?(\{.*\})?\s+([0-9.eE+-]+)(?:\s|$)")
+TIMINGS = "llama-server timings"
+COUNTERS = {"vllm": "vLLM counters", "llamacpp": "llama-server counters"}  # by the prefix of their names
+_LINE = re.compile(r"^(vllm|llamacpp):spec_decode_(num_[a-z_]+?)(?:_total)?(\{.*\})?\s+([0-9.eE+-]+)(?:\s|$)")
 _POSITION = re.compile(r'position="(\d+)"')
 _NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
@@ -27,26 +28,29 @@ class Counters:
         passes: verify passes that had a draft.
         drafted, accepted: tokens.
         by_position: accepted tokens at each position of the draft.
+        source: which server's counters they are, of COUNTERS.
     """
 
     passes: float
     drafted: float
     accepted: float
     by_position: tuple[float, ...] = ()
+    source: str = COUNTERS["vllm"]
 
 
-def read_vllm(text: str) -> Counters | None:
-    """vLLM's counters out of a Prometheus page, summed over its engines; None when it does not speculate.
+def read_counters(text: str) -> Counters | None:
+    """A server's counters out of a Prometheus page, summed over its engines; None when it does not speculate.
 
     Args:
         text: what /metrics shows.
     """
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
+    source = ""
     for line in text.splitlines():
         if (found := _LINE.match(line)) is None:
             continue
-        name, labels, value = found[1], found[2] or "", float(found[3])
+        source, name, labels, value = COUNTERS[found[1]], found[2], found[3] or "", float(found[4])
         if name == "num_accepted_tokens_per_pos" and (place := _POSITION.search(labels)):
             positions[int(place[1])] = positions.get(int(place[1]), 0.0) + value
         elif name in _NAMES:
@@ -54,7 +58,7 @@ def read_vllm(text: str) -> Counters | None:
     if any(name not in sums for name in _NAMES):
         return None
     passes, drafted, accepted = (sums[name] for name in _NAMES)
-    return Counters(passes, drafted, accepted, tuple(positions[j] for j in sorted(positions)))
+    return Counters(passes, drafted, accepted, tuple(positions[j] for j in sorted(positions)), source)
 
 
 def between(before: Counters | None, after: Counters | None) -> Counters | None:
@@ -67,6 +71,7 @@ def between(before: Counters | None, after: Counters | None) -> Counters | None:
         after.drafted - before.drafted,
         after.accepted - before.accepted,
         tuple(late - early for late, early in zip(after.by_position, earlier)),
+        after.source,
     )
 
 
@@ -82,11 +87,12 @@ def total(parts: Sequence[Counters | None]) -> Counters | None:
         sum(p.drafted for p in known),
         sum(p.accepted for p in known),
         tuple(sum(column) for column in zip(*rows)),
+        known[0].source,
     )
 
 
-def from_vllm(counters: Counters | None) -> dict[str, Any] | None:
-    """Acceptance by vLLM's counters: alpha = accepted / drafted, tau = 1 + accepted / passes.
+def from_counters(counters: Counters | None) -> dict[str, Any] | None:
+    """Acceptance by a server's counters: alpha = accepted / drafted, tau = 1 + accepted / passes.
 
     Passes without a draft are not in them, so tau is that of the drafted passes.
 
@@ -97,7 +103,7 @@ def from_vllm(counters: Counters | None) -> dict[str, Any] | None:
     if counters is None or not counters.drafted or not counters.passes:
         return None
     reached = [counters.passes, *counters.by_position]
-    return _acceptance(VLLM, counters.drafted, counters.accepted, counters.passes) | {
+    return _acceptance(counters.source, counters.drafted, counters.accepted, counters.passes) | {
         "accept_by_position": [
             {"j": j, "A": now / counters.passes, "c": now / before if before else None}
             for j, (before, now) in enumerate(pairwise(reached), 1)
@@ -115,7 +121,7 @@ def from_timings(timings: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         timings: of each answer; draft_n is missing where nothing was drafted.
 
     Returns:
-        as `from_vllm`, without positions; None when no answer tells of a draft.
+        as `from_counters`, without positions; None when no answer tells of a draft.
     """
     told = [t for t in timings if "predicted_n" in t]
     drafted = sum(int(t.get("draft_n", 0)) for t in told)
@@ -123,7 +129,7 @@ def from_timings(timings: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     passes = sum(int(t["predicted_n"]) - 1 for t in told) - accepted
     if not drafted or passes <= 0:
         return None
-    return _acceptance(LLAMA, drafted, accepted, passes) | {"accept_by_position": []}
+    return _acceptance(TIMINGS, drafted, accepted, passes) | {"accept_by_position": []}
 
 
 def _acceptance(source: str, drafted: float, accepted: float, passes: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from eval.counters import Counters, from_timings, from_vllm, total
+from eval.counters import Counters, from_counters, from_timings, total
 from eval.records import ALL
 from eval.stats import percentiles
 
@@ -81,7 +81,7 @@ def build_served(
 
     Args:
         rows: all, warm-up and failed ones included.
-        counted: vLLM's counters over each (arm, load, domain).
+        counted: the server's counters over each (arm, load, domain).
         report: report.json of an evaluation, for the engine's figures; None without.
         arm: of that report; None is its choice.
 
@@ -135,8 +135,8 @@ def _span(rows: Sequence[ServedRow], domain: str) -> float:
 
 
 def _acceptance(rows: Sequence[ServedRow], spans: Sequence[Counters | None]) -> dict[str, Any]:
-    """By vLLM's counters, else by llama-server's timings, else nothing."""
-    found = from_vllm(total(spans)) or from_timings([row.timings for row in rows if row.error is None])
+    """By the server's counters, else by llama-server's timings, else nothing."""
+    found = from_counters(total(spans)) or from_timings([row.timings for row in rows if row.error is None])
     return {"acceptance": found}
 
 

@@ -90,7 +90,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     if sources:
         said.append(
             f"alpha and tau are from {' and '.join(sources)}, in the report's definitions (tau with the bonus token). "
-            "Servers also count the pass that the end of an answer cuts, the engine does not; vLLM's counters hold the "
+            "Servers also count the pass that the end of an answer cuts, the engine does not; their counters hold the "
             "requests of every client of the server."
         )
     if any(c["acceptance"] is None for c in cells if c["arm"] != "baseline"):

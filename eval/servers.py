@@ -12,10 +12,14 @@ from collections.abc import Mapping
 LLAMA_CPP_ROWS = 128
 
 
-def vllm(target: str, draft: str, k: int) -> str:
-    """`vllm serve` with a separate draft model; its vocabulary must be the target's (documentation of 0.25)."""
-    config = json.dumps({"method": "draft_model", "model": draft, "num_speculative_tokens": k})
-    return f"vllm serve {target} --speculative-config '{config}'"
+def vllm(target: str, draft: str, k: int, temperature: float = 0.0) -> str:
+    """`vllm serve` with a separate draft model; its vocabulary must be the target's (source of 0.32).
+
+    A draft is greedy there unless it is told to sample, as ours does at a temperature above 0.
+    """
+    config = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
+    config |= {"draft_sample_method": "probabilistic"} if temperature > 0 else {}
+    return f"vllm serve {target} --speculative-config '{json.dumps(config)}'"
 
 
 def sglang(target: str, draft: str, k: int) -> str:
@@ -27,8 +31,9 @@ def sglang(target: str, draft: str, k: int) -> str:
     )
 
 
-def transformers(target: str, draft: str, k: int) -> str:
+def transformers(target: str, draft: str, k: int, temperature: float = 0.0) -> str:
     """`generate(assistant_model=...)`: the draft's own generation config says how many tokens it proposes."""
+    sampler = f"do_sample=True, temperature={temperature:g}, top_k=0" if temperature > 0 else "do_sample=False"
     return f"""\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -40,15 +45,19 @@ draft.generation_config.num_assistant_tokens_schedule = "constant"
 draft.generation_config.assistant_confidence_threshold = 0.0
 messages = [{{"role": "user", "content": "Write a function that merges two sorted lists."}}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-ids = target.generate(**inputs, assistant_model=draft, do_sample=False, max_new_tokens=128)
+ids = target.generate(**inputs, assistant_model=draft, {sampler}, max_new_tokens=128)
 print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :]))"""
 
 
-def llama_cpp(target: str, draft: str, k: int) -> str:
-    """llama-server (source of August 2026; older builds say `--draft-max` and have no `--spec-type draft-simple`)."""
+def llama_cpp(target: str, draft: str, k: int, temperature: float = 0.0) -> str:
+    """llama-server (source of build 11434; older builds say `--draft-max` and have no `--spec-type draft-simple`).
+
+    A draft is greedy there unless it is told to sample, as ours does at a temperature above 0.
+    """
+    sampler = " --spec-draft-sampling probabilistic" if temperature > 0 else ""
     return (
-        f"llama-server --model {target} --model-draft {draft} \\\n"
-        f"  --spec-type draft-simple --spec-draft-n-max {k} --spec-draft-n-min 0 --spec-draft-p-min 0"
+        f"llama-server --model {target} --model-draft {draft} --metrics \\\n"
+        f"  --spec-type draft-simple --spec-draft-n-max {k} --spec-draft-n-min 0 --spec-draft-p-min 0{sampler}"
     )
 
 

@@ -24,7 +24,7 @@ from distill.endpoint import find_model, headers
 from distill.fields import web_address
 from distill.provenance import collect
 from distill.recipe import Recipe, load_recipe
-from eval.client import Load, Question, Server, open_client, run_load, vllm_counters
+from eval.client import Load, Question, Server, counters_of, open_client, run_load
 from eval.counters import Counters, between
 from eval.records import ALL
 from eval.served import BASELINE, SPECULATIVE, ServedRow, append_served, build_served, engine_figures
@@ -231,7 +231,7 @@ async def _ask(
     variable: str | None,
     path: Path,
 ) -> tuple[list[ServedRow], dict[tuple[str, str, str], Counters | None]]:
-    """All rows, written as they come, and vLLM's counters over each block."""
+    """All rows, written as they come, and the server's counters over each block."""
     rows: list[ServedRow] = []
     counted: dict[tuple[str, str, str], Counters | None] = {}
 
@@ -249,9 +249,9 @@ async def _ask(
             # Every second block goes the other way round, so that a machine that drifts hurts both servers alike.
             for server in servers if number % 2 == 0 else servers[::-1]:
                 log.info("%s, %s, %s: %d requests", server.arm, load.name, domain, len(block))
-                before = await vllm_counters(client, server)
+                before = await counters_of(client, server)
                 await run_load(client, server, block, load, recipe, timeout_s, keep)
-                after = await vllm_counters(client, server)
+                after = await counters_of(client, server)
                 counted[server.arm, load.name, domain] = between(before, after)
     return rows, counted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.counters import Counters, between, from_timings, from_vllm, read_vllm, total
+from eval.counters import Counters, between, from_counters, from_timings, read_counters, total
 
 # As vLLM's /metrics shows them: two engines, the time of creation, other metrics.
 PAGE = """\
@@ -26,12 +26,23 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 vllm:num_requests_running{engine="0",model_name="m"} 0.0
 """
 
+LLAMA_PAGE = """\
+# HELP llamacpp:spec_decode_num_draft_tokens_total Speculative: Total draft tokens generated
+# TYPE llamacpp:spec_decode_num_draft_tokens_total counter
+llamacpp:spec_decode_num_draft_tokens_total 130
+llamacpp:spec_decode_num_accepted_tokens_total 42
+llamacpp:spec_decode_num_drafts_total 65
+llamacpp:requests_processing 0
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 29
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 13
+"""
+
 
 def test_the_bonus_token_is_in_tau() -> None:
     """43 passes of k = 5 with the histogram 11, 14, 11, 4, 0, 3: 63 of 215 accepted, 106 tokens out."""
     histogram = (11, 14, 11, 4, 0, 3)
     reached = tuple(float(sum(histogram[j:])) for j in range(1, 6))
-    found = from_vllm(read_vllm(PAGE.replace('position="10"} 0.0', 'position="10"} 0')))
+    found = from_counters(read_counters(PAGE.replace('position="10"} 0.0', 'position="10"} 0')))
     assert found is not None
     assert (found["drafted"], found["accepted"], found["num_cycles"]) == (215, 63, 43)
     assert found["alpha"] == pytest.approx(0.2930, abs=5e-5)
@@ -41,9 +52,18 @@ def test_the_bonus_token_is_in_tau() -> None:
     assert found["accept_by_position"][1]["c"] == pytest.approx(18 / 32)
 
 
+def test_llama_server_shows_the_same_counters_under_its_own_name() -> None:
+    """As llama-server --metrics shows them."""
+    found = from_counters(read_counters(LLAMA_PAGE))
+    assert found is not None and found["source"] == "llama-server counters"
+    assert (found["drafted"], found["accepted"], found["num_cycles"]) == (130, 42, 65)
+    assert found["alpha"] == pytest.approx(42 / 130) and found["tau"] == pytest.approx(107 / 65)
+    assert [p["A"] * 65 for p in found["accept_by_position"]] == pytest.approx([29, 13])
+
+
 def test_positions_add_up_to_tau_without_the_bonus() -> None:
     """llama.cpp's sample: .805, .632 and .483 at three positions are 2.92 tokens a pass."""
-    found = from_vllm(Counters(1000, 3000, 1920, (805, 632, 483)))
+    found = from_counters(Counters(1000, 3000, 1920, (805, 632, 483)))
     assert found is not None
     assert found["tau"] == pytest.approx(2.92)
     assert 1 + sum(p["A"] for p in found["accept_by_position"]) == pytest.approx(found["tau"])
@@ -60,11 +80,11 @@ def test_only_what_was_counted_in_between() -> None:
 
 @pytest.mark.parametrize("page", ["", "vllm:num_requests_running 0.0\n", "<html>vllm:spec_decode_num_drafts</html>"])
 def test_a_server_without_counters_has_no_acceptance(page: str) -> None:
-    assert read_vllm(page) is None and from_vllm(read_vllm(page)) is None
+    assert read_counters(page) is None and from_counters(read_counters(page)) is None
 
 
 def test_nothing_drafted_is_no_acceptance() -> None:
-    assert from_vllm(Counters(0, 0, 0)) is None
+    assert from_counters(Counters(0, 0, 0)) is None
     assert from_timings([]) is None
     assert from_timings([{"predicted_n": 64, "predicted_ms": 3.0}]) is None
 

@@ -21,7 +21,7 @@ from distill.checkpoint import write_draft
 from distill.models import model_hash
 from eval.gate import NoMeasurement, find_draft, find_report, policy_by_batch, policy_by_domain, read_report
 from eval.report import build_report, write_report
-from eval.servers import sglang, tensorrt_llm, vllm
+from eval.servers import llama_cpp, sglang, tensorrt_llm, transformers, vllm
 from scripts.release import main
 from tests.conftest import make_llama, make_noisy
 from tests.eval.rows import make_plan, make_run
@@ -167,6 +167,15 @@ def test_servers_take_the_measured_k() -> None:
     assert "draft_len_schedule: {1: 3, 4: 1, 16: 0}" in tensorrt_llm("t", "d", {1: 3, 4: 1, 16: 0})
     nothing = tensorrt_llm("t", "d", {1: 0, 8: 0})
     assert nothing.startswith("# No k pays at the batch sizes that were measured (1, 8)") and "max_draft" not in nothing
+
+
+def test_a_draft_measured_by_sampling_samples_there_too() -> None:
+    """vLLM and llama-server take the draft's most likely tokens unless they are told otherwise."""
+    assert json.loads(vllm("t", "d", 3, 0.7).split("'")[1])["draft_sample_method"] == "probabilistic"
+    assert llama_cpp("t", "d", 3, 0.7).endswith(" --spec-draft-sampling probabilistic")
+    assert "do_sample=True, temperature=0.7, top_k=0" in transformers("t", "d", 3, 0.7)
+    for text in (vllm("t", "d", 3), llama_cpp("t", "d", 3), transformers("t", "d", 3)):
+        assert "probabilistic" not in text and "do_sample=True" not in text
 
 
 def test_policies_are_of_this_draft_alone(made: Path) -> None:
