@@ -126,9 +126,8 @@ def _purpose(report: Report, cell: Cell, facts: Facts) -> list[str]:
     parts = show.percent(entry["stored_frac"]), show.percent(entry["read_frac"])
     used, rows = meta["rows"]["used"], meta["rows"]["stored"]
     factors = "; its low-rank factors lie in low_rank_head/" if meta["head"]["kind"] == "low_rank" else ""
-    files = (
-        f"{safe(', '.join(traffic['train']))}; the target's answers: `{(traffic['answers_sha256'] or 'not kept')[:16]}`"
-    )
+    answers = (traffic["answers_sha256"] or "not kept")[:16]
+    files = f"{safe(', '.join(traffic['train']))}; the target's answers: `{answers}`"
     said = {
         "target": f"{safe(facts.base_model or facts.target)}, sha256 `{target['sha256'][:16]}`{facts.target_note}",
         "domain": safe(traffic["domain"]),
@@ -250,31 +249,26 @@ def _limits(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]],
 
 
 def _serving(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]], facts: Facts) -> list[str]:
-    target, k, temperature = facts.base_model or facts.target, cell["k"], max(cell["temperature"])
-    shared = target, facts.draft, k
-    lines = [f"k = {k} is the measured choice for {safe(domain_name(cell['domain']))}; traffic of one domain:", ""]
+    lines = [f"k = {cell['k']} is the measured choice for {safe(domain_name(cell['domain']))}; traffic of one domain:"]
     rows = [
         (safe(domain_name(d)), str(p["k"]), show.speed(p["speedup"]), "yes" if p["pays"] else "no, serve without")
         for d, p in policy.items()
     ]
-    lines += table(["domain", "best k", "speedup", "pays"], rows)
-    parts = [
-        ("vLLM", "bash", servers.vllm(*shared, temperature), "Target and draft must have the same vocabulary size."),
-        ("SGLang", "bash", servers.sglang(*shared), "Without `--enable-dp-attention`."),
-        ("transformers", "python", servers.transformers(*shared, temperature), "Batch 1 only."),
-        ("TensorRT-LLM", "yaml", servers.tensorrt_llm(target, facts.draft, policy_by_batch(report, cell)), ""),
-    ]
+    lines += ["", *table(["domain", "best k", "speedup", "pays"], rows)]
+    local = facts.draft.startswith("./")
+    gguf = None
     if "draft" in facts.gguf:
-        first = facts.gguf["draft"][0]
-        other = facts.gguf["target"][0] if "target" in facts.gguf else "TARGET.gguf"
-        limits = (
-            "From this folder. A chain only, no shortlist; the target's GGUF must have the draft's vocabulary (at most "
-            f"{servers.LLAMA_CPP_ROWS} rows more or fewer) and must add a BOS as the draft's does. The GGUF files here "
-            f"were read back and compared with the checkpoints: {_agreement(facts)}."
-        )
-        parts.append(("llama.cpp", "bash", servers.llama_cpp(other, first, k, temperature), limits))
-    for name, language, text, note in parts:
-        lines += [f"### {name}", "", f"```{language}", text, "```", "", *([note, ""] if note else [])]
+        place = f"{facts.draft}/" if local else ""
+        other = place + facts.gguf["target"][0] if "target" in facts.gguf else "TARGET.gguf"
+        gguf = (other, place + facts.gguf["draft"][0])
+    lines += ["Paths are seen from the folder that holds this one.", ""] if local else []
+    target, temperature = facts.base_model or facts.target, max(cell["temperature"])
+    for one in servers.settings(target, facts.draft, cell["k"], temperature, policy_by_batch(report, cell), gguf):
+        lines += [f"### {one.server}", "", f"```{one.language}", one.text, "```", ""]
+        lines += [one.note, ""] if one.note else []
+    if gguf:
+        copied = "" if local else "The GGUF files are seen from a copy of this folder. "
+        lines += [f"{copied}They were read back and compared with the checkpoints: {_agreement(facts)}.", ""]
     return lines
 
 

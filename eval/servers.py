@@ -7,9 +7,47 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import NamedTuple
 
 # llama.cpp accepts a draft whose vocabulary differs from the target's by this many rows at most.
 LLAMA_CPP_ROWS = 128
+
+
+class Setting(NamedTuple):
+    """What to paste for one server, the language it is written in, and what to know about it ("" is nothing)."""
+
+    server: str
+    language: str
+    text: str
+    note: str
+
+
+def settings(
+    target: str, draft: str, k: int, temperature: float, schedule: Mapping[int, int], gguf: tuple[str, str] | None
+) -> list[Setting]:
+    """The measured k in the words of every server.
+
+    Args:
+        target, draft: folders or hub ids.
+        k: proposals a cycle.
+        temperature: that was measured.
+        schedule: best k by batch size.
+        gguf: files of target and draft; None leaves llama.cpp out.
+    """
+    shared = target, draft, k
+    found = [
+        Setting("vLLM", "bash", vllm(*shared, temperature), "Target and draft must have the same vocabulary size."),
+        Setting("SGLang", "bash", sglang(*shared), "Without `--enable-dp-attention`."),
+        Setting("transformers", "python", transformers(*shared, temperature), "Batch 1 only."),
+        Setting("TensorRT-LLM", "yaml", tensorrt_llm(target, draft, schedule), ""),
+    ]
+    if gguf is not None:
+        limits = (
+            "A chain only, no shortlist; the target's GGUF must have the draft's vocabulary (at most "
+            f"{LLAMA_CPP_ROWS} rows more or fewer) and must add a BOS as the draft's does."
+        )
+        found.append(Setting("llama.cpp", "bash", llama_cpp(*gguf, k, temperature), limits))
+    return found
 
 
 def vllm(target: str, draft: str, k: int, temperature: float = 0.0) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -116,6 +118,25 @@ def test_the_folder_is_whole_and_speculates(released: Path, made: Path) -> None:
         target.generate(**ids, assistant_model=m, do_sample=False, max_new_tokens=24) for m in (None, draft)
     )
     assert torch.equal(plain, assisted)
+
+
+def test_the_settings_of_the_card_work_as_they_are_printed(
+    released: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pasted beside the release and its target: the program runs, and every file that a command names is there."""
+    (tmp_path / released.name).symlink_to(released)
+    (tmp_path / "target").symlink_to(made.parents[2] / "target")
+    monkeypatch.chdir(tmp_path)
+    blocks = dict(re.findall(r"### ([^\n]+)\n\n```\w+\n(.*?)\n```", (released / "README.md").read_text(), re.S))
+    exec(blocks["transformers"], {})
+    assert capsys.readouterr().out.strip()
+    words = shlex.split(blocks["llama.cpp"].replace("\\\n", " "))
+    assert all(Path(words[words.index(flag) + 1]).is_file() for flag in ("--model", "--model-draft"))
+    words = shlex.split(blocks["vLLM"])
+    assert words[:2] == ["vllm", "serve"] and Path(words[2], "config.json").is_file()
+    assert Path(json.loads(words[words.index("--speculative-config") + 1])["model"], "config.json").is_file()
+    words = shlex.split(blocks["SGLang"].replace("\\\n", " "))
+    assert Path(words[words.index("--speculative-draft-model-path") + 1], "config.json").is_file()
 
 
 def test_draft_json_is_complete(released: Path, made: Path) -> None:
