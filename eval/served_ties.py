@@ -35,12 +35,11 @@ class Parting:
 
 
 def pairs_of(rows: Sequence[ServedRow]) -> list[tuple[ServedRow, ServedRow]]:
-    """The baseline's and the server's answer to each prompt at each load, where both came and their texts differ."""
+    """The baseline's and the server's answer to each prompt at each load, where both came."""
     good = [row for row in rows if row.error is None and not row.warmup]
     base = {(row.load, row.request_id): row for row in good if row.arm == BASELINE}
     mine = [row for row in good if row.arm == SPECULATIVE and (row.load, row.request_id) in base]
-    both = [(base[row.load, row.request_id], row) for row in mine]
-    return [(first, second) for first, second in both if first.text != second.text]
+    return [(base[row.load, row.request_id], row) for row in mine]
 
 
 def partings(
@@ -63,6 +62,8 @@ def partings(
         eos: ids that end an answer.
     """
     for first, second in pairs:
+        if first.text == second.text:
+            continue
         prompt = encode_prompt(tokenizer, prompts[first.request_id])
         ours, theirs = (_ids(row, tokenizer, eos) for row in (first, second))
         place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
@@ -77,10 +78,11 @@ def partings(
         )
 
 
-def summary(found: Sequence[Parting], num_differ: int) -> dict[str, Any]:
+def summary(pairs: Sequence[tuple[ServedRow, ServedRow]], found: Sequence[Parting]) -> dict[str, Any]:
     """What serving.json says: all differences, and the largest margin among them."""
     return {
-        "num_differ": num_differ,
+        "num_pairs": len(pairs),
+        "num_differ": sum(first.text != second.text for first, second in pairs),
         "margin_max": max((abs(p.margin) for p in found), default=None),
         "below_max": max((p.below for p in found), default=None),
         "typical": median(p.typical for p in found) if found else None,

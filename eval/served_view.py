@@ -121,15 +121,17 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 def _ties(ties: Mapping[str, Any]) -> str:
     """Texts that differ, and what the target thinks of where they part."""
+    if not ties["num_pairs"]:
+        return "No prompt was answered by both servers, so no text was compared."
     if not ties["num_differ"]:
-        return "No text differs from the baseline's."
-    judged = len(ties["partings"])
-    if not judged:
-        return f"{ties['num_differ']} texts differ from the baseline's by their length alone."
+        return f"No text of {ties['num_pairs']} differs from the baseline's."
+    differ = f"{ties['num_differ']} texts of {ties['num_pairs']} differ from the baseline's"
+    if not (judged := len(ties["partings"])):
+        return f"{differ} by their length alone."
     return (
-        f"{ties['num_differ']} texts differ from the baseline's. Where {judged} of them part, the target's logits "
-        f"(float32) of the two tokens are at most {ties['margin_max']:.3f} apart, and its largest logit is at most "
-        f"{ties['below_max']:.3f} above them; its two best tokens are usually {ties['typical']:.1f} apart (median)."
+        f"{differ}. Where {judged} of them part, the target's logits (float32) of the two tokens are at most "
+        f"{ties['margin_max']:.3f} apart, and its largest logit is at most {ties['below_max']:.3f} above them; its two "
+        f"best tokens are usually {ties['typical']:.1f} apart (median)."
     )
 
 

@@ -1,7 +1,7 @@
 """python -m eval.serving RECIPE [key=value ...] --server URL [--baseline URL]: the held-out traffic against a server.
 
 Any OpenAI-compatible server: chat completions, streamed, tokens by its usage. Domains take turns, so that the server's
-counters tell them apart. Exit code 0: measured; 1: no request was answered; 2: bad input; 130: interrupted.
+counters tell them apart. Exit code 0: measured; 1: a server answered nothing; 2: bad input; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     console.print(served_table(result))
     console.print(f"written: {folder / 'serving.md'}", highlight=False)
-    return 0 if any(cell["num_requests"] for cell in result["cells"]) else 1
+    answered = {cell["arm"] for cell in result["cells"] if cell["num_requests"]}
+    return 0 if answered == set(result["servers"]) else 1
 
 
 def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
@@ -173,7 +174,7 @@ def ties_of(recipe: Recipe, rows: Sequence[ServedRow], questions: Sequence[Quest
     tokenizer, pairs = load_tokenizer(folder), pairs_of(rows)
     eos = eos_ids(model.config, model.generation_config, tokenizer)
     prompts = {question.id: question.messages for question in questions}
-    return summary(list(partings(pairs, prompts, model, tokenizer, eos)), len(pairs))
+    return summary(pairs, list(partings(pairs, prompts, model, tokenizer, eos)))
 
 
 def loads_of(concurrency: str | None, open_rate: float | None) -> list[Load]:

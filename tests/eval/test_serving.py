@@ -133,7 +133,7 @@ def test_texts_that_differ_are_judged_by_the_target(tmp_path: Path, recipe: str,
         ours = tokenizer(texts["baseline", question.id], add_special_tokens=False)["input_ids"]
         assert ours[: parting["place"]] == plain[:-1] and parting["below"] == pytest.approx(0, abs=1e-5)
         assert parting["margin"] > 0 and parting["typical"] > 0
-    assert f"{len(differ)} texts differ from the baseline's. Where" in (out / "serving.md").read_text()
+    assert f"{len(differ)} texts of 6 differ from the baseline's. Where" in (out / "serving.md").read_text()
 
 
 def test_the_same_texts_need_no_judge(tmp_path: Path, recipe: str, urls: Urls) -> None:
@@ -141,7 +141,16 @@ def test_the_same_texts_need_no_judge(tmp_path: Path, recipe: str, urls: Urls) -
     words = [recipe, "--baseline", urls[0], "--server", urls[1], "--concurrency", "2", "--out", str(out), "--ties"]
     assert main(words) == 0
     assert json.loads((out / "serving.json").read_text())["ties"]["num_differ"] == 0
-    assert "No text differs from the baseline's." in (out / "serving.md").read_text()
+    assert "No text of 6 differs from the baseline's." in (out / "serving.md").read_text()
+
+
+def test_a_server_that_answers_nothing_equals_nothing(tmp_path: Path, recipe: str, urls: Urls) -> None:
+    """The speculating server of a trial died before its first answer: no text differed, since none was there."""
+    out = tmp_path / "out"
+    words = [recipe, "--baseline", urls[0], "--server", f"http://127.0.0.1:{free_port()}", "--model", "gone", "--ties"]
+    assert main([*words, "--concurrency", "1", "--out", str(out)]) == 1
+    text = (out / "serving.md").read_text()
+    assert "no text was compared" in text and "differs from the baseline's" not in text
 
 
 def test_fields_of_one_server_reach_it(tmp_path: Path, recipe: str, urls: Urls) -> None:
