@@ -256,7 +256,7 @@ def _serving(report: Report, cell: Cell, policy: Mapping[str, Mapping[str, Any]]
     ]
     lines += ["", *table(["domain", "best k", "speedup", "pays"], rows)]
     local = facts.draft.startswith("./")
-    gguf = None
+    gguf: tuple[str, str] | None = None
     if "draft" in facts.gguf:
         place = f"{facts.draft}/" if local else ""
         other = place + facts.gguf["target"][0] if "target" in facts.gguf else "TARGET.gguf"

@@ -132,7 +132,8 @@ def hand_over(args: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any],
 def score(folder: Path, judged: ResponseDataset, head: Tensor, softcap: float | None) -> dict[str, list[float]]:
     """Acceptance of a draft folder with every row of its head, in the layout of `scripts.ablate_table`."""
     draft = load_model(str(folder), "float32")
-    weight, cap = draft.get_output_embeddings().weight, getattr(draft.config, "final_logit_softcapping", None)
+    weight = draft.get_output_embeddings().weight.to(head.dtype)  # as it is served
+    cap = getattr(draft.config, "final_logit_softcapping", None)
     found: dict[str, list[float]] = {}
     for at, row in enumerate(judged.rows):
         batch = judged.collate([at])

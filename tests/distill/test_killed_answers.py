@@ -191,5 +191,5 @@ def test_the_entry_tells_a_full_disk_once(
     with small_disk(tmp_path / "disk", size):
         assert main([str(world.recipe), *world.overrides, f"output_dir={tmp_path}/disk/runs"]) == 1
     told = capfd.readouterr().err
-    assert told.count("error: ") == 1 and "Traceback" not in told
+    assert sum(line.startswith("error: ") for line in told.splitlines()) == 1 and "Traceback" not in told
     assert "responses (" in told and "go on with --resume" in told
