@@ -61,6 +61,7 @@ def test_the_first_step_of_a_round_is_taken_by_what_the_round_before_left(done: 
     from distill.module import DraftModule
     from distill.shape import find_target
     from distill.stages import shortlist_of
+    from distill.step_loss import step_loss
     from distill.teacher import BatchPlan, ResponseDataset, Windows
 
     recipe = load_recipe(done / "recipe.json")
@@ -79,7 +80,8 @@ def test_the_first_step_of_a_round_is_taken_by_what_the_round_before_left(done: 
     rows = module.rows(window)
     weight, teacher = module._head(rows)
     states, hidden = module.hidden(window[0]), module.target(window[0])
-    loss, _ = module._loss(states, weight, hidden, teacher, rows.labels, rows, len(window[0].labels))
+    stage, num = one.distill, len(window[0].labels)
+    loss, _ = step_loss(stage, module.softcaps, rows.shift, states, weight, hidden, teacher, rows.labels, num)
     first = next(row["loss"] for row in train_rows(done / "rounds" / "0") if "loss" in row)
     assert first == pytest.approx(loss.item(), rel=1e-5)
 
