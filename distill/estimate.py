@@ -66,7 +66,8 @@ def draft_lines(
             f"{gb(device.memory_bytes)}; lower distill.tokens_per_step (and raise accumulate), take a smaller draft or "
             f"another teacher"
         )
-    held = 4 * stored + found.optimizer * (_world(recipe) if recipe.trainer.strategy.startswith("fsdp") else 1)
+    # A checkpoint is one whole file, of fsdp's parts too.
+    held = 4 * stored + found.optimizer * (recipe.trainer.num_processes if recipe.trainer.strategy == "fsdp" else 1)
     disk = 2 * held + 4 * stored + BYTES[draft.dtype] * stored
     yield f"{key}: on disk {gb(disk)} of checkpoints and draft"
     yield f"{key}: {_minutes(recipe, config, draft, found, device)}"
@@ -146,8 +147,8 @@ def answer_lines(recipe: Recipe, target: Config, device: Device | None, problems
         )
     if recipe.draft.kind != "pretrained":
         yield (
-            f"target: {gb(4 * stored * recipe.trainer.devices)} of host memory while the draft is cut: a float32 copy "
-            f"in each of {_devices(recipe)}"
+            f"target: {gb(4 * stored * recipe.trainer.devices)} of host memory on each machine while the draft is cut: "
+            "a float32 copy in each of its processes"
         )
     yield from _replay(recipe, target, device)
     # Held-out answers are a few dozen prompts a domain. The states are written whatever the teacher reads later.
@@ -219,14 +220,10 @@ def own_pace(recipe: Recipe) -> tuple[float, Path] | None:
     return (statistics.median(spans) / 1e3, run) if spans else None
 
 
-def _world(recipe: Recipe) -> int:
-    return recipe.trainer.devices * recipe.trainer.num_nodes
-
-
 def _devices(recipe: Recipe) -> str:
     """ "8 processes (ddp)", "1 process"."""
-    world, strategy = _world(recipe), recipe.trainer.strategy
-    return f"{world} processes ({'ddp' if strategy == 'auto' else strategy})" if world > 1 else "1 process"
+    num, strategy = recipe.trainer.num_processes, recipe.trainer.strategy
+    return f"{num} processes ({'ddp' if strategy == 'auto' else strategy})" if num > 1 else "1 process"
 
 
 def gb(num_bytes: float) -> str:

@@ -80,8 +80,8 @@ def footprint(
     matrices = layer_matrices(config) * config["num_hidden_layers"] if draft.lora is None else trained
     # AdamW keeps two moments, Muon one momentum.
     moments = 8 * trained - (4 * matrices if stage.optimizer == "muon" else 0)
-    world = trainer.devices * trainer.num_nodes
-    sharded = trainer.strategy.startswith("fsdp")
+    world = trainer.num_processes
+    sharded = trainer.strategy == "fsdp"
     parts = world if sharded else 1
     mixed = trainer.precision == "bf16-mixed"
 
