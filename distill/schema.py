@@ -257,19 +257,23 @@ class Recipe(Stage):
                 f"= {steps} must be above distill.warmup_steps = {stage.warmup_steps} and below distill.max_steps = "
                 f"{stage.max_steps}: the winner goes on from there",
             )
-        if steps is not None and self.trainer.num_processes > 1:
-            yield "trainer.devices", f"= {self.trainer.devices}: draft.kind: race runs in one process; use 1"
+        for what, asked in (
+            ("draft.kind: race runs", steps is not None),
+            ("draft.rounds run", bool(self.draft.rounds)),
+            ("distill.replay runs", stage.replay is not None),
+        ):
+            for key, num in (("devices", self.trainer.devices), ("num_nodes", self.trainer.num_nodes)):
+                if asked and num > 1:
+                    yield f"trainer.{key}", f"= {num}: {what} in one process; use 1"
         if self.trainer.strategy == "fsdp" and stage.optimizer == "muon":
             yield (
                 "distill.optimizer",
                 "= 'muon' works on whole matrices, trainer.strategy: fsdp has parts; use adamw or ddp",
             )
         own = round_steps(self.draft.rounds, stage.max_steps)
-        yield from step_clashes(own, stage.warmup_steps, self.trainer.num_processes)
+        yield from step_clashes(own, stage.warmup_steps)
         if stage.replay is not None:
-            yield from start_clashes(
-                stage.replay, own[-1], max(stage.warmup_steps, steps or 1), self.trainer.num_processes
-            )
+            yield from start_clashes(stage.replay, own[-1], max(stage.warmup_steps, steps or 1))
         if self.distill.teacher == "topk" and any(
             draft.head.kind == "shortlist" for draft in (self.draft, *(self.draft.candidates or ()))
         ):

@@ -31,14 +31,13 @@ def replay_start(max_steps: int, frac: float) -> int:
     return max_steps - max(1, round(frac * max_steps))
 
 
-def start_clashes(stage: Replay, max_steps: int, before: int, devices: int) -> Iterator[tuple[str, str]]:
+def start_clashes(stage: Replay, max_steps: int, before: int) -> Iterator[tuple[str, str]]:
     """What of the recipe does not go with the stage.
 
     Args:
         stage: the stage.
         max_steps: of the draft itself.
         before: steps that must come before it.
-        devices: processes.
     """
     start = replay_start(max_steps, stage.frac)
     if start < before:
@@ -47,5 +46,3 @@ def start_clashes(stage: Replay, max_steps: int, before: int, devices: int) -> I
             f"= {stage.frac:g} starts after step {start}, but warm-up, race and one step at least come before it "
             f"({before} steps); lower it",
         )
-    if devices > 1:
-        yield "trainer.devices", f"= {devices}: distill.replay runs in one process; use 1"

@@ -41,13 +41,12 @@ def round_steps(rounds: Sequence[Round], max_steps: int) -> list[int]:
     return [*steps, max_steps - sum(steps)]
 
 
-def step_clashes(steps: Sequence[int], warmup: int, devices: int) -> Iterator[tuple[str, str]]:
+def step_clashes(steps: Sequence[int], warmup: int) -> Iterator[tuple[str, str]]:
     """What of the recipe does not go with so many steps of each round (the draft's own are the last); nothing if alone.
 
     Args:
         steps: see `round_steps`.
         warmup: steps of warm-up, which every round has.
-        devices: processes.
     """
     if len(steps) > 1 and min(steps) <= warmup:
         yield (
@@ -55,8 +54,6 @@ def step_clashes(steps: Sequence[int], warmup: int, devices: int) -> Iterator[tu
             f"take {', '.join(map(str, steps[:-1]))} of distill.max_steps = {sum(steps)} and leave {steps[-1]} for the "
             f"draft itself; each must be above distill.warmup_steps = {warmup}",
         )
-    if len(steps) > 1 and devices > 1:
-        yield "trainer.devices", f"= {devices}: draft.rounds run in one process; use 1"
 
 
 def order_clashes(rounds: Sequence[Round], layers: Sequence[int] | None) -> Iterator[tuple[str, str]]:
