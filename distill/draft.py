@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from distill.bridge import bridge
+from distill.importance import measure_importance
 from distill.models import load_model
-from distill.prune import layer_plan, measure_importance, prune
+from distill.prune import layer_plan, prune
 from distill.recipe import Recipe
 from distill.shape import ShapeError, Target, places
 from distill.teacher import ResponseDataset

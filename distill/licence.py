@@ -8,7 +8,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from distill.models import BUNDLED
+from distill.known import BUNDLED
 
 # Names that the hub knows; anything else is "other" with a name of its own.
 HUB_NAMES = (

@@ -16,22 +16,9 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from distill.importance import Importance, measure_importance, weight_importance
+from distill.importance import Importance, weight_importance
 from distill.known import PRE_NORM, PRUNABLE
-from distill.models import SizeCount, param_counts
 from distill.width import fold_hidden, main_directions
-
-__all__ = [
-    "PRUNABLE",
-    "Importance",
-    "PruneError",
-    "layer_plan",
-    "measure_importance",
-    "prune",
-    "pruned_config",
-    "size_of",
-    "weight_importance",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -167,16 +154,6 @@ def pruned_config(
             "qwen2 with heads * head_dim != hidden_size loads in transformers; other servers may not read it"
         )
     return draft
-
-
-def size_of(config: PreTrainedConfig, shortlist: int | None = None) -> SizeCount:
-    """Both size counts of a draft by its config; no weights are made.
-
-    Args:
-        config: The draft's, e.g. of `pruned_config`.
-        shortlist: Head rows in use; None for all.
-    """
-    return param_counts(config, shortlist)
 
 
 def prune(

@@ -36,6 +36,7 @@ from distill.fit import checkpoint_step, fit
 from distill.launch import ALONE, Place
 from distill.models import load_model
 from distill.module import DraftModule
+from distill.prompt import Prompt
 from distill.recipe import Recipe, Responses
 from distill.responses import Answered, answer_row, loops, write_responses
 from distill.runs import Run, RunError, Stop
@@ -44,7 +45,7 @@ from distill.shape import Target
 from distill.shards import ResponsesError, read_manifest
 from distill.teacher import Batch, Example, ResponseDataset
 from distill.track import NullTracker
-from distill.traffic import Prompt, load_prompts
+from distill.traffic import load_prompts
 from distill.validation import Validation
 from distill.worklist import Worklist
 from engine.draft import ModelDrafter

@@ -21,13 +21,14 @@ from distill.adapt import add_lora
 from distill.draft import Source, make_draft
 from distill.models import load_model
 from distill.module import DraftModule
+from distill.prompt import Prompt
 from distill.recipe import Distill, Recipe
 from distill.responses import write_responses
 from distill.runs import Run, RunError
 from distill.shape import Target
 from distill.shards import ResponseRow
 from distill.teacher import ResponseDataset
-from distill.traffic import Prompt, load_prompts, stream_prompts
+from distill.traffic import load_prompts, stream_prompts
 from distill.validation import Served, Validation
 from engine.bench import measure_costs
 from engine.costs import Costs

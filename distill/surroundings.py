@@ -1,4 +1,4 @@
-"""What surrounds a training run in its process: the device, the hub, the libraries' own chatter."""
+"""What surrounds a training run in its process: device, hub, first machine, train.log, the libraries' own chatter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from distill.recipe import Recipe
+from distill.fields import paths, sources
+from distill.recipe import Recipe, Target
 from distill.runs import RunError
-from distill.schema import Target, paths, sources
 
 
 def choose_device(recipe: Recipe, num_gpus: int) -> str:

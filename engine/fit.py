@@ -69,8 +69,3 @@ def fit_verify(samples: Sequence[tuple[int, int, float, float]]) -> VerifyFit:
     r2 = 1.0 - float((residual**2).sum()) / spread if spread > 0 else 1.0
     c0, c1, c2 = (float(c) for c in coefficients)
     return VerifyFit(c0, c1, c2, r2, float(np.abs(residual / table[:, 3]).max()))
-
-
-def launch_bound_index(t_eager_ms: float, t_graph_ms: float) -> float:
-    """1 - t_graph / t_eager: the part of draft time that is launching, which capture removes."""
-    return 1.0 - t_graph_ms / t_eager_ms

@@ -135,13 +135,13 @@ def _purpose(report: Report, cell: Cell, facts: Facts) -> list[str]:
         "parameters": f"{stored} stored ({parts[0]} of the target), {read} read a token ({parts[1]})",
         "shape": f"{entry['layers']} layers, hidden size {entry['hidden_size']}",
         "head": f"{used:,} of {rows:,} rows in use where measured{factors}",
-        "draft temperature": _temperature(report, entry, meta),
+        "draft temperature": _temperature(entry, meta),
         "licence": f"{safe(facts.licence.get('license_name', facts.licence['license']))} ({facts.licence_source})",
     }
     return table(["", ""], said.items())
 
 
-def _temperature(report: Report, entry: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
+def _temperature(entry: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
     value = entry.get("draft_temperature")
     text = "as the target's" if value is None else f"{value:g} where measured"
     fitted = meta.get("temperature")

@@ -143,7 +143,7 @@ def release(args: argparse.Namespace) -> Path:
             "licence": {**licence.metadata(), "source": licence.source},
             "released_with": collect(recipe["seed"])["git"],
         }
-        gguf = _gguf(staging, args.gguf, draft.folder, target, model) if args.gguf != "none" else {}
+        gguf = _gguf(staging, args.gguf, target, model) if args.gguf != "none" else {}
         more["gguf"] = {key: [f | {"path": f"gguf/{f['path']}"} for f in files] for key, files in gguf.items()}
         meta = write_checkpoint(staging, draft, target, more)
         for file in licence.files:
@@ -195,7 +195,7 @@ def _refuse_gguf(draft: Path, target: Path | None) -> None:
             refuse_gguf(config, AutoTokenizer.from_pretrained(folder))
 
 
-def _gguf(staging: Path, which: str, draft: Path, target: Any, model: Any) -> dict[str, list[dict[str, Any]]]:
+def _gguf(staging: Path, which: str, target: Any, model: Any) -> dict[str, list[dict[str, Any]]]:
     """Writes and checks the GGUF files; what draft.json says of them."""
     from dataclasses import asdict
 

@@ -25,7 +25,8 @@ from transformers import (
 
 from distill.importance import Importance, measure_importance, weight_importance
 from distill.known import PRUNABLE, SUPPORTED
-from distill.prune import PruneError, layer_plan, prune, pruned_config, size_of
+from distill.models import param_counts
+from distill.prune import PruneError, layer_plan, prune, pruned_config
 from distill.width import fold_hidden, main_directions
 from tests.conftest import make_config, make_target
 
@@ -400,9 +401,9 @@ def test_size_is_known_before_any_weight_and_agrees_with_the_model(t_tied, t_unt
         table = 512 * 32
         stored = sum(weight.numel() for weight in model.parameters())
         body = stored - table * (1 if config.tie_word_embeddings else 2)
-        assert size_of(config).stored == stored
-        assert size_of(config).read == body + table
-        assert size_of(config, shortlist=100).read == body + 100 * 32
+        assert param_counts(config).stored == stored
+        assert param_counts(config).read == body + table
+        assert param_counts(config, 100).read == body + 100 * 32
 
 
 def test_t48_tied_state_holds_one_matrix_and_stores_it_once(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine import costs as model
 from engine.costs import Costs
-from engine.fit import fit_draft, fit_verify, launch_bound_index
+from engine.fit import fit_draft, fit_verify
 
 # T 10 ms; V(1..4) 11, 12, 13, 14; t 2; S 0.5; H 0.5: cycle(3) = 6 + 13 + 1 = 20.
 HAND = Costs(10.0, {1: 11.0, 2: 12.0, 3: 13.0, 4: 14.0}, 2.0, S_ms=0.5, H_ms=0.5, device="hand", draft="d")
@@ -175,7 +175,6 @@ def test_fits_recover_the_lines() -> None:
     assert (fit.c0, fit.c1, fit.c2) == (pytest.approx(2.0), pytest.approx(0.1), pytest.approx(0.001))
     assert fit.r2 == pytest.approx(1.0) and fit.worst_frac < 1e-9
     assert fit_verify([(k, 1, 100, 5.0 + k) for k in range(4)]).c2 == 0.0
-    assert launch_bound_index(4.0, 1.0) == 0.75
 
 
 times = st.floats(0.01, 50.0)
