@@ -19,14 +19,13 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from distill.fit import fit
 from distill.recipe import Recipe
-from distill.runs import Run, Stop
+from distill.runs import Run, Stop, write_text
 from distill.shape import ShapeError, Sizes, Target, blank_factors, check_draft, draft_config
 from distill.stages import find_costs, prepare, read_plan, shortlist_of, trained_on, write_plan
 from distill.teacher import ResponseDataset
@@ -119,7 +118,7 @@ def run_race(
         best = fit(one, own, ready.module, rows_of, ready.validation, *rest)
         stop.check()
         rows.append({"candidate": number, **_row(one, own, sizes[number], best)})
-        _write(record, rows)
+        write_text(record, json.dumps(rows, indent=2))
         del ready
     ranked = sorted(rows, key=lambda row: (-row["speedup"], row["candidate"]))
     winner = ranked[0]["candidate"]
@@ -262,9 +261,3 @@ def _adopt(run: Run, winner: Run, tracker: NullTracker) -> None:
         tracker.log(row["step"], {name: value for name, value in values.items() if "/step" not in name})
     shutil.copyfile(winner.best, run.best)
     os.replace(winner.last, run.last)
-
-
-def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    staging = path.with_suffix(".tmp")
-    staging.write_text(json.dumps(rows, indent=2))
-    os.replace(staging, path)

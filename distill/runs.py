@@ -207,8 +207,8 @@ def create_run(recipe: Recipe, provenance: Mapping[str, Any]) -> Run:
         except FileExistsError:  # two runs in one second
             number += 1
             folder = parent / f"{stamp}-{number}"
-    _write_text(folder / "recipe.json", dump(recipe))
-    _write_text(folder / "provenance.json", json.dumps(provenance, indent=2))
+    write_text(folder / "recipe.json", dump(recipe))
+    write_text(folder / "provenance.json", json.dumps(provenance, indent=2))
     return Run(folder)
 
 
@@ -245,8 +245,8 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
         log.info("removing %s, which is not whole", left)
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     attempt = 1 + len(list(folder.glob("provenance-*.json")))
-    _write_text(path, dump(recipe))
-    _write_text(folder / f"provenance-{attempt}.json", json.dumps(provenance, indent=2))
+    write_text(path, dump(recipe))
+    write_text(folder / f"provenance-{attempt}.json", json.dumps(provenance, indent=2))
     return Run(folder.resolve() if folder.is_symlink() else folder, attempt)
 
 
@@ -278,9 +278,10 @@ def _write_whole(path: Path, save: Callable[[Path], None], before: Callable[[], 
         staging.unlink(missing_ok=True)
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: beside its final name, then renamed. It ends in a newline."""
     staging = path.with_name(f".{path.name}.tmp")
-    staging.write_text(text.rstrip("\n") + "\n")
+    staging.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     os.replace(staging, path)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import os
 import statistics
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from distill.module import DraftModule
 from distill.prompt import Prompt
 from distill.recipe import Distill, Recipe
 from distill.responses import write_responses
-from distill.runs import Run, RunError
+from distill.runs import Run, RunError, write_text
 from distill.shape import Target
 from distill.shards import ResponseRow
 from distill.teacher import ResponseDataset
@@ -201,9 +200,7 @@ def read_plan(run: Run) -> dict[str, Any]:
 
 def write_plan(run: Run, plan: dict[str, Any]) -> None:
     """Writes plan.json, whole or not at all."""
-    staging = run.plan.with_suffix(".tmp")
-    staging.write_text(json.dumps(plan, indent=2))
-    os.replace(staging, run.plan)
+    write_text(run.plan, json.dumps(plan, indent=2))
 
 
 @dataclass(frozen=True)

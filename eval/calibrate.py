@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from distill.models import load_model
 from distill.provenance import collect
 from distill.recipe import Recipe, load_recipe
 from distill.roofline import predict_costs
+from distill.runs import write_text
 from distill.shape import blank_factors, find_target
 from engine.bench import copy_bandwidth, measure_costs, times_ms
 from engine.costs import Costs
@@ -52,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         recipe = load_recipe(args.recipe, args.overrides)
         found = calibrate(recipe, *measure(recipe))
         args.to.parent.mkdir(parents=True, exist_ok=True)
-        temporary = args.to.with_name(f".{args.to.name}.tmp")
-        temporary.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, args.to)
+        write_text(args.to, json.dumps(found, indent=2))
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

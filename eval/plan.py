@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from rich.logging import RichHandler
 
 from distill.devices import find_device, read_devices
 from distill.recipe import Recipe, dump, load_recipe
+from distill.runs import write_text
 from engine.costs import Costs
 from eval.entry import guarded, whole
 from eval.plan_table import CALIBRATION, predict_plan, read_factors, table_of
@@ -106,9 +106,7 @@ def _write(recipe: Recipe, plan: dict[str, Any]) -> Path:
     name = f"plan-{plan['device']}-predicted.json" if plan.get("predicted") else "plan.json"
     path = Path(recipe.output_dir) / recipe.name / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{name}.tmp")
-    temporary.write_text(json.dumps(plan, indent=2), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, json.dumps(plan, indent=2))
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.table import Table
 from rich.text import Text
 
+from distill.runs import write_text
 from eval import show
 from eval.canvas import Figure
 from eval.cells import Settings, build_cells, overall
@@ -148,9 +148,7 @@ def write_report(folder: str | Path, report: Report) -> Path:
     page = folder / "report.html"
     page.write_text(render_page(report, drawn), encoding="utf-8")
     # Last and whole: a folder with report.json is a finished evaluation.
-    staging = folder / ".report.json.tmp"
-    staging.write_text(json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(staging, folder / "report.json")
+    write_text(folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False))
     return page
 
 

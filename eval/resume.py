@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from distill.recipe import Recipe
+from distill.runs import write_text
 from eval.records import RequestRow
 from eval.rowfile import cut_rows
 
@@ -164,10 +164,8 @@ def requests_sha256(requests: Iterable[tuple[str, str, Sequence[int]]]) -> str:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes beside the final name, then renames."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=2), encoding="utf-8")
-    os.replace(temporary, path)
+    """Writes a mapping whole or not at all."""
+    write_text(path, json.dumps(value, indent=2))
 
 
 def _read(path: Path) -> dict[str, Any]:
