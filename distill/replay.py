@@ -196,6 +196,9 @@ def write_replay(
 
     Returns:
         The manifest.
+
+    Raises:
+        ResponsesError, OSError: as `write_responses`.
     """
     stage = recipe.distill.replay
     assert stage is not None

@@ -142,6 +142,9 @@ class ShardWriter:
 
         Returns:
             The manifest.
+
+        Raises:
+            OSError: as `flush`.
         """
         self.flush()
         self.manifest |= {"answered": self.num_rows, "complete": True}

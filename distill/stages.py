@@ -145,6 +145,9 @@ def find_costs(
 
     Returns:
         Costs and sampler for the prediction.
+
+    Raises:
+        RunError: plan.json is damaged.
     """
     if not run.plan.exists():
         prompt = int(statistics.median(len(row.prompt_ids) for row in dataset.rows))

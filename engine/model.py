@@ -33,15 +33,15 @@ class Runner:
         attention: "sdpa", "split" or "flex" (see `engine.kernels`); None is "split" on CUDA and "sdpa" elsewhere.
         fixed: round slots, rows and draft lengths up to a few shapes, each of which can be captured as a graph; None
             does so on CUDA. Eager and captured runs there have the same shapes, so they give the same tokens.
+        compile: run steps through `torch.compile` (see `engine.compiled`), which fixes their shapes.
         recent: a window, for a draft of long contexts: rows keep the first `sinks` tokens and so many of the newest,
             and the slab holds sinks + recent + 64 slots a row. None keeps all.
         sinks: see `recent`.
-
         factors: (A [V, r], B [r, H]) read in place of the head, whose product they are.
 
     Raises:
         ValueError: a head that can not be read so (see `engine.head`); the device lacks the attention;
-            a window out of range.
+            a window out of range; `compile` without fixed shapes.
     """
 
     def __init__(

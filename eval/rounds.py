@@ -26,7 +26,8 @@ from distill.recipe import Recipe
 from eval.arms import Arm, grid
 from eval.budget import Budget
 from eval.cells import Settings
-from eval.measure import Bench, EvalRequest
+from eval.decoders import EvalRequest
+from eval.measure import Bench
 from eval.race import Race
 from eval.records import BASELINE, RequestRow
 from eval.resume import ROWS, Progress, Stopped

@@ -23,8 +23,9 @@ from engine.costs import Costs
 from engine.model import Runner
 from engine.warp import Warp
 from eval.arms import Arm
+from eval.decoders import EvalRequest, Load, RequestSet
 from eval.inventory import about_draft, memory_of
-from eval.measure import Bench, EvalRequest, Load, RequestSet
+from eval.measure import Bench
 from eval.schedule import read_schedule
 
 log = logging.getLogger(__name__)

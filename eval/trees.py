@@ -15,7 +15,8 @@ from engine.tree_choice import TreeChoice, accept_by_rank, beats_chain
 from engine.tree_cycle import TreeDecoder
 from engine.tree_draft import TreeDrafter
 from eval.arms import Arm
-from eval.measure import Bench, EvalRequest
+from eval.decoders import EvalRequest
+from eval.measure import Bench
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from engine.costs import Costs
 from engine.model import Runner
 from eval.arms import Arm
 from eval.cells import Settings, build_cells
-from eval.measure import Bench, EvalRequest, Load
+from eval.decoders import EvalRequest, Load
+from eval.measure import Bench
 from eval.records import measured
 from eval.simulated import check
 

@@ -37,8 +37,9 @@ from engine.model import Runner
 from engine.request import Request
 from eval.arms import Arm
 from eval.bootstrap import interval, resamples
+from eval.decoders import EvalRequest, Load
 from eval.entry import guarded
-from eval.measure import Bench, EvalRequest, Load
+from eval.measure import Bench
 from eval.records import LOOKUP, SELF
 from eval.trees import find_tree
 from scripts.pair import check_ranges, load_pair, parser_of, prompts_of, write_result
