@@ -1,4 +1,4 @@
-"""Where proposals come from: a draft model, or the request's own text (prompt look-up)."""
+"""Where proposals come from: a draft model, the target's own first layers, or the request's text (prompt look-up)."""
 
 from __future__ import annotations
 

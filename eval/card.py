@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from distill.readers import HUB_ID
 from eval import servers, show
 from eval.cells import Cell
 from eval.gate import arms_of, lookup_value, policy_by_batch, verdict_on
@@ -16,7 +17,6 @@ from eval.markdown import safe, table
 from eval.records import ALL
 from eval.views import Report, domain_name, share_bars
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # A path in a command: its place on the machine says nothing to a reader.
 PLACE = re.compile(r"(?<![\w.])/(?:[^\s'\"=/]+/)+")
 

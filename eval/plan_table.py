@@ -39,10 +39,7 @@ def read_factors(path: Path = CALIBRATION) -> tuple[float, float]:
     """
     try:
         factors = json.loads(Path(path).read_text(encoding="utf-8"))["factors"]
-        found = (
-            max(1.0, float(factors["verify"])),
-            float(factors["draft"]),
-        )  # a wider pass is not cheaper than one token
+        found = max(1.0, float(factors["verify"])), float(factors["draft"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(

@@ -219,7 +219,7 @@ def arm_name(draft: str, k: int) -> str:
     """
     if k == 0:
         return BASELINE
-    return f"{draft}@k{k}" if draft == LOOKUP or draft.startswith(SELF) else f"draft:{draft}@k{k}"
+    return f"{draft}@k{k}" if is_control(draft) else f"draft:{draft}@k{k}"
 
 
 def runner_name(draft: str, recent: int | None) -> str:

@@ -119,7 +119,8 @@ def release(args: argparse.Namespace) -> Path:
         measured = summary(report, cell)
 
     from distill.licence import licence_of
-    from eval.card import HUB_ID, Facts, render_card
+    from distill.readers import HUB_ID
+    from eval.card import Facts, render_card
 
     target = find_target(recipe["target"]["model"], recipe["target"]["revision"])
     licence = licence_of(target.name, target.folder, args.licence)
