@@ -98,10 +98,11 @@ def refuse(weights: Mapping[str, float], temperature: float, beta: float, eta: f
 class LossStats:
     """Sums over the supervised positions of one call, as tensors so that reading them is the caller's wait.
 
-    alpha_sum: sum over positions of sum_j min(p_j, q_j) at the loss temperature, over the rows given.
-    match_sum: positions at which the two argmaxes over the rows given agree.
-    num_positions: supervised positions.
-    loss: each position's own loss [N], before weights of positions; ignored ones hold anything.
+    Attributes:
+        alpha_sum: sum over positions of sum_j min(p_j, q_j) at the loss temperature, over the rows given.
+        match_sum: positions at which the two argmaxes over the rows given agree.
+        num_positions: supervised positions.
+        loss: each position's own loss [N], before weights of positions; ignored ones hold anything.
     """
 
     alpha_sum: Tensor
