@@ -64,7 +64,7 @@ def draft_lines(
         problems.append(
             f"{key}: training takes about {gb(found.total)} on each device, and {device.name} has "
             f"{gb(device.memory_bytes)}; lower distill.tokens_per_step (and raise accumulate), take a smaller draft or "
-            f"another teacher"
+            "another teacher, or more devices with trainer.strategy: fsdp"
         )
     # A checkpoint is one whole file, of fsdp's parts too.
     held = 4 * stored + found.optimizer * (recipe.trainer.num_processes if recipe.trainer.strategy == "fsdp" else 1)
