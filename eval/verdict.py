@@ -227,6 +227,8 @@ def notices(judged: Mapping[str, Any], choice: Mapping[str, Any], cells: Sequenc
         ratio = f"the draft over it is {_over(rival)}"
         verdict = "no difference was shown" if rival["level"] else "the difference is more than chance"
         said.append(f"Prompt look-up, the free control, gives {rival['lookup_value']:.2f}x: {ratio}; {verdict}.")
+        if choice["arm"] == rival["arm"] and over_lookup(rival) >= 1:
+            said.append("The two are tied, and the rule for ties takes look-up: the ranking marks it as chosen.")
     elif not is_control(judged["draft"]):
         said.append("Prompt look-up, the free control, was not measured.")
     own = _own_layers(judged, choice)

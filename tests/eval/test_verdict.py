@@ -353,6 +353,16 @@ def test_a_level_look_up_is_said_in_the_headline() -> None:
     assert any("no difference was shown" in n for n in verdict["notices"])
 
 
+def test_a_tie_that_look_up_takes_is_said_beside_a_go() -> None:
+    """The headline is about the draft, the ranking marks look-up: a reader must not be left to wonder."""
+    gains = [1.5, 1.9, 1.4, 2.0, 1.6, 1.8, 1.3, 1.7]
+    choice, verdict = judge(arms({"d": gains, "lookup": gains}), sizes={"d": 10})
+    tied = "The two are tied, and the rule for ties takes look-up: the ranking marks it as chosen."
+    assert verdict["go"] and choice["arm"] == choice["lookup"]["arm"] and tied in verdict["notices"]
+    ahead, said = judge(arms({"d": [2.0] * 8, "lookup": [1.2] * 8}), sizes={})
+    assert ahead["arm"] != ahead["lookup"]["arm"] and tied not in said["notices"]
+
+
 def test_a_draft_surely_ahead_of_look_up_says_so() -> None:
     choice, verdict = judge(arms({"d": [2.0] * 8, "lookup": [1.2] * 8}), sizes={})
     assert not choice["lookup"]["level"] and "look-up" not in verdict["headline"]
