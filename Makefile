@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 RECIPE ?= recipes/code.yaml
+WORKERS ?= 2
 
 .PHONY: run test check lint types contracts unit setup clean
 
@@ -31,8 +32,10 @@ types: setup
 contracts: setup
 	$(BIN)/lint-imports
 
+# A worker a core, one thread each; then what compares times, with nothing beside it.
 unit: setup
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not alone"
+	$(BIN)/pytest -m alone
 
 test: check unit
 

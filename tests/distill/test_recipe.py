@@ -45,6 +45,7 @@ def test_there_are_recipes() -> None:
     assert {path.stem for path in RECIPES} >= {"code", "math", "qa", "tiny"}
 
 
+@pytest.mark.alone
 def test_loading_needs_no_torch_and_under_two_seconds() -> None:
     code = (
         "import sys; from distill.recipe import load_recipe, dump; dump(load_recipe('recipes/code.yaml'));"

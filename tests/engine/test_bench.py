@@ -13,6 +13,7 @@ from engine.speculate import Decoder
 from tests.conftest import make_target
 
 
+@pytest.mark.alone
 def test_costs_of_a_pair() -> None:
     target, draft = Runner(make_target(), 2, 400), Runner(make_target(seed=1), 2, 400)
     costs = measure_costs(target, draft, [1, 4], [32, 128], batch=2, rounds=3, name="d")
@@ -25,6 +26,7 @@ def test_costs_of_a_pair() -> None:
         assert 0 < (c.bandwidth_frac or 0) < 1.5
 
 
+@pytest.mark.alone
 def test_a_draft_of_the_targets_size_costs_what_the_target_costs() -> None:
     """D(k) of a copy is about k single steps: the phases are told apart rightly."""
     runner, copy = Runner(make_target(), 1, 400), Runner(make_target(), 1, 400)
