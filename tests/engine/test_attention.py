@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.attention import causal_attention
 from engine.cache import Slab, kv_bytes_per_token
+from engine.dense import causal_attention
 from engine.model import Runner
 
 BASE = {
