@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distill.loss_block import CPU_BLOCK, argmax, capped, wide_dtype
+from distill.loss_block import CPU_BLOCK, capped, wide_dtype
+from engine.warp import argmax
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.warp import argmax
+
 TEMPERATURE_POWER = {
     "forward_kl": 2,
     "reverse_kl": 2,
@@ -164,17 +166,6 @@ def temper(logits: Tensor, temperature: float, shift: Tensor | None) -> Tensor:
     """Logits over temperature, plus the rows' log-weights."""
     logits = logits if temperature == 1 else logits / temperature
     return logits if shift is None else logits + shift
-
-
-def argmax(x: Tensor) -> Tensor:
-    """First index of the largest of each row [N], five times faster than torch.argmax on a CPU: group maxima first."""
-    group, width = 64, x.shape[-1]
-    if x.is_cuda or width % group or width < 16 * group:
-        return x.argmax(-1)
-    groups = x.unflatten(-1, (width // group, group))
-    at = groups.amax(-1).argmax(-1)
-    inside = groups.gather(1, at[:, None, None].expand(-1, 1, group)).squeeze(1).argmax(-1)
-    return at * group + inside
 
 
 def _lse(logits: Tensor, probs: Tensor) -> Tensor:

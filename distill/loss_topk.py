@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distill.loss_block import CPU_BLOCK, BlockSettings, argmax, block, capped, wide_dtype
+from distill.loss_block import CPU_BLOCK, BlockSettings, block, capped, wide_dtype
+from engine.warp import argmax
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Window:
             self.block = None
         self.rows = torch.arange(self.first_row, self.first_row + batch, device=self.positions.device)[:, None]
         # Measured on two cores: from here on two batched products beat the fused kernel. They read whole rows.
-        self.many_keys = by_value and batch * tokens <= 256 and batch * self.extent >= 2048
+        self.many_keys = by_value and batch * tokens <= 256 and batch * self.extent >= 1024
         if self.many_keys and not self.fresh:
             self.extent = self.slab.slots
         # A single query of a single row sees all that is there: no mask at all. In a tree other branches are there.
@@ -222,7 +222,7 @@ def slab_attention(
         return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
     mask = window.mask(sliding_window, groups, query.dtype)
     if softcap is None and window.many_keys:
-        out = _keys_first(folded * (width**-0.5 if scaling is None else scaling), keys, values, mask)
+        out = _products(folded * (width**-0.5 if scaling is None else scaling), keys, values, mask)
     elif softcap is None and window.kernel == "split" and mask is not None:
         out = split_attention(folded, keys, values, window.parts(sliding_window, groups, keys.shape[1], mask), scaling)
     else:
@@ -230,8 +230,11 @@ def slab_attention(
     return out.reshape(batch, heads, tokens, width).transpose(1, 2), None
 
 
-def _keys_first(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Few queries over many keys on a CPU: K @ Q^T reads the slab in place; Q @ K^T would copy it first.
+def _products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Few queries over many keys on a CPU: two batched products, which read the slab in place.
+
+    Measured on two cores, all 30 layers of SmolLM2: 34 ms against 69 of the fused kernel at 64 rows of 320 slots, 15
+    against 35 at one row of 8,192. Keys first (K @ Q^T) took 41 and 22, and more conversions.
 
     Args:
         query: [B, K, T, D], already scaled.
@@ -241,12 +244,9 @@ def _keys_first(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     Returns:
         [B, K, T, D].
     """
-    batch, heads, tokens, width = query.shape
-    flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
-    scores = torch.bmm(flat_keys, query.reshape(batch * heads, tokens, width).transpose(1, 2)).transpose(1, 2)
-    scores = scores.float().view(batch, heads, tokens, -1)
-    weights = torch.softmax(scores if mask is None else scores + mask, -1).to(query.dtype)
-    return torch.bmm(weights.flatten(0, 1), flat_values).view(batch, heads, tokens, width)
+    scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
+    weights = torch.softmax(scores if mask is None else scores.add_(mask), -1)
+    return torch.bmm(weights.flatten(0, 1), values.flatten(0, 1)).view(query.shape)
 
 
 def register() -> None:

@@ -13,7 +13,7 @@ from engine import noise
 from engine.graphs import Step, check_graph
 from engine.model import Runner
 from engine.ring import SLACK
-from engine.warp import Warp, draw, draws_of, probabilities
+from engine.warp import Warp, argmax, draw, draws_of, probabilities
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class ModelDrafter:
             hidden = run.step(ids, start, extent)
             logits = run.logits(hidden[:, -1:])
             if greedy:
-                column = logits[:, 0].argmax(-1)
+                column = argmax(logits[:, 0])
             else:
                 probs = probabilities(logits, temperature, warp.top_k, warp.top_p, draws)
                 column = draw(probs[:, 0], uniforms[:, j])

@@ -25,7 +25,7 @@ from engine.graphs import HostCopy, Step, check_graph, memory_pool
 from engine.model import Runner
 from engine.policy import Policy
 from engine.request import Answer, Cycle, Request, Texts, Verified
-from engine.warp import Warp, draw, draws_of, probabilities
+from engine.warp import Warp, argmax, draw, draws_of, probabilities
 
 RULES = ("token", "block")
 
@@ -153,7 +153,7 @@ class Decoder:
         temperature = torch.tensor([request.temperature], device=self.target.device)
         logits = self.target.logits(hidden[None, None])
         if Warp(request.temperature).greedy:
-            first = logits[0, 0].argmax()[None]
+            first = argmax(logits[0])
         else:
             key = torch.tensor([noise.request_key(request.id)], device=self.target.device)
             position = torch.full_like(key, len(request.ids))
@@ -313,7 +313,7 @@ class Decoder:
         k = tokens.shape[1]
         count = with_room(length, limit, k, count)
         if draws == "greedy":
-            accepted, final = accept_greedy(tokens, logits.argmax(-1), count)
+            accepted, final = accept_greedy(tokens, argmax(logits), count)
         elif k == 0:
             accepted = torch.zeros_like(length)
             final = self._sample(logits[:, 0], length, temperature, keys, drawn)
@@ -329,7 +329,7 @@ class Decoder:
 
     def _sample(self, logits: Tensor, length: Tensor, temperature: Tensor, keys: Tensor, drawn: Tensor) -> Tensor:
         """The next token [B] from logits [B, R]; greedy rows are spared the softmax over the vocabulary."""
-        token = logits.argmax(-1)
+        token = argmax(logits)
         probs = probabilities(logits[drawn][:, None], temperature[drawn], self.top_k, self.top_p, "sampled")[:, 0]
         token[drawn] = draw(probs, noise.uniform(self.seed, keys[drawn], length[drawn], noise.FINAL))
         return token

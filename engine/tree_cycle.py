@@ -27,7 +27,7 @@ from engine.speculate import Decoder, move_on
 from engine.tree import Tree
 from engine.tree_draft import TreeDrafter, TreeProposal
 from engine.tree_tensors import tree_tensors
-from engine.warp import Warp, probabilities
+from engine.warp import Warp, argmax, probabilities
 
 
 class TreeDecoder(Decoder):
@@ -111,7 +111,7 @@ class TreeDecoder(Decoder):
         """The accepted path from logits [B, T, V], at most so many levels [B] deep."""
         tree = proposal.tree
         if all(Warp(a.request.temperature).greedy for a in self.active):
-            return accept_tree_greedy(tree, proposal.tokens, logits.argmax(-1), levels)
+            return accept_tree_greedy(tree, proposal.tokens, argmax(logits), levels)
         p = probabilities(logits, self._temperature, self.top_k, self.top_p)
         keys = self._keys[:, None]
         ahead = self._length[:, None] + torch.arange(tree.max_depth + 1, device=p.device)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from distill.acceptance import acceptance, summarise_target
-from distill.loss_block import argmax
 from distill.loss_reference import divergence
 from distill.loss_topk import top_k
 from distill.loss_weights import num_selected, select, survival_weights
@@ -509,10 +508,3 @@ def test_acceptance_counts_against_the_whole_target():
     torch.testing.assert_close(short.alpha, torch.minimum(p[:, ids], (z[:, ids] / 0.7).softmax(-1)).sum(-1))
     empty = acceptance(h[:0], w, target_h[:0], target_w, summarise_target(target_h[:0], target_w))
     assert empty.match.shape == empty.alpha.shape == (0,)
-
-
-def test_grouped_argmax_is_torch_argmax_ties_included():
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randint(50, (40, 2048), generator=generator).float()
-    assert torch.equal(argmax(x), x.argmax(-1))
-    assert torch.equal(argmax(x[:, :2000]), x[:, :2000].argmax(-1))

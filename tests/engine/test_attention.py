@@ -141,7 +141,7 @@ def test_a_growing_slab_keeps_what_rows_hold() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_many_keys_take_batched_products_over_whole_rows(rows: int) -> None:
-    """Past 2,048 keys a step on a CPU uses other kernels; what lies behind a row's end must not be seen."""
+    """Past 1,024 keys a step on a CPU uses other kernels; what lies behind a row's end must not be seen."""
     torch.manual_seed(2)
     config = AutoConfig.for_model("llama", **{**BASE, "max_position_embeddings": 4096})
     plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()

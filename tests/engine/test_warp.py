@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine import noise
-from engine.warp import Warp, draw, probabilities
+from engine.warp import Warp, argmax, draw, probabilities
 
 
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": float("inf")}])
@@ -77,3 +77,9 @@ def test_noise_is_uniform_and_depends_on_every_argument() -> None:
         correlation = torch.corrcoef(torch.stack([u.flatten(), other.flatten()]))[0, 1]
         assert abs(correlation) < 0.02
     assert torch.equal(u[1, 7], noise.uniform(0, request[1], torch.tensor([7]), noise.DRAFT)[0])
+
+
+def test_argmax_is_that_of_torch_ties_included() -> None:
+    x = torch.randint(50, (5, 8, 2048), generator=torch.Generator().manual_seed(5)).bfloat16()
+    for logits in (x, x[..., :2000], x[0, 0], x[:, 0]):
+        assert torch.equal(argmax(logits), logits.argmax(-1))
