@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.compat import config_for_v4, tokenizer_config_for_v4
+from distill.convert import file_sha256
 from distill.tokens import check_shared
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def write_draft(
             (staging / FACTORS).parent.mkdir()
             left, right = (value.detach().float().cpu().contiguous() for value in factors)
             save_file({"left": left, "right": right}, staging / FACTORS)
-        weights = {path.name: _sha256(path) for path in sorted(staging.glob("*.safetensors"))}
+        weights = {path.name: file_sha256(path) for path in sorted(staging.glob("*.safetensors"))}
         _write_json(
             staging / "draft.json",
             {"format": FORMAT, **meta, "dtype": dtype, "shortlist": ids, "weights_sha256": weights},
@@ -166,12 +166,20 @@ def verify_draft(
         target_tokenizer: the target's.
         target_rows: rows of the target's embedding.
 
-    Returns:
-        The draft.
+    Raises:
+        BrokenDraft: as `whole_draft`.
+        TokenizerMismatch: the tokenizers differ, or the rows do not cover the used ids.
+    """
+    draft = whole_draft(folder)
+    check_shared(target_tokenizer, draft_tokenizer, target_rows, _rows(folder))
+    return draft
+
+
+def whole_draft(folder: Path) -> Draft:
+    """Reads a draft's description and looks at every weight.
 
     Raises:
-        BrokenDraft: a weight file is missing, cut, changed or not finite.
-        TokenizerMismatch: the tokenizers differ, or the rows do not cover the used ids.
+        BrokenDraft: as `read_draft`; or a weight file is missing, cut, changed or not finite.
     """
     draft = read_draft(folder)
     files = sorted(folder.glob("*.safetensors"))
@@ -180,7 +188,7 @@ def verify_draft(
     for name, expected in (draft.meta.get("weights_sha256") or {}).items():
         if not (folder / name).is_file():
             raise BrokenDraft(f"{folder}/{name}: missing")
-        if (found := _sha256(folder / name)) != expected:
+        if (found := file_sha256(folder / name)) != expected:
             raise BrokenDraft(
                 f"{folder}/{name}: sha256 {found[:12]}…, draft.json says {expected[:12]}…: cut or changed"
             )
@@ -192,7 +200,6 @@ def verify_draft(
             raise BrokenDraft(f"{path}: not a whole safetensors file ({error})") from error
         if bad:
             raise BrokenDraft(f"{path}: {len(bad)} tensors hold NaN or infinity, first {bad[0]}")
-    check_shared(target_tokenizer, draft_tokenizer, target_rows, _rows(folder))
     return draft
 
 
@@ -276,11 +283,6 @@ def _replace_folder(staging: Path, folder: Path) -> None:
     os.replace(staging, folder)
     if old is not None:
         shutil.rmtree(old.parent)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

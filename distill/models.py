@@ -46,6 +46,11 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+# Keys of a config that every supported type counts with.
+WHOLE = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size"),
+    *("intermediate_size", "vocab_size", "max_position_embeddings"),
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -246,6 +251,10 @@ def _check_type(config: Path, name: str) -> None:
         raise UnsupportedModel(
             f"{name}: model type {settings.get('model_type')!r} is not supported; supported are {', '.join(SUPPORTED)}"
         )
+    for key in WHOLE:
+        value = settings.get(key, 1)
+        if type(value) is not int or value < 1:
+            raise ModelUnavailable(f"{config}: {key} is {value!r:.80}; it must be a whole number above 0")
     if quantised := settings.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise UnsupportedModel(

@@ -89,7 +89,7 @@ def _jsonl(file: Path, skip: bool, counts: Counter[str]) -> Iterator[Row]:
                 if not line.strip():
                     continue
                 try:
-                    values = json.loads(line)
+                    values = json.loads(str(line, "utf-8"))  # json guesses the encoding of bytes, line by line
                     if not isinstance(values, dict):
                         raise ValueError(f"a JSON object is expected, this is a {type(values).__name__}")
                 except (ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ __all__ = [
 
 
 MOST_LINES = 20  # of a message; a person mends these first
+HALF = re.compile("[\ud800-\udfff]")  # of a pair of surrogates; UTF-8 and JSON hold whole characters alone
 BAD_KEY = "a list or mapping is used as a key; keys are plain names"
 
 
@@ -204,15 +206,21 @@ def _override(data: dict[str, Any], override: str, places: dict[Key, str], probl
 
 
 def _not_json(value: Any, key: Key = ()) -> Iterator[tuple[Key, str]]:
-    """Values that YAML knows and a recipe cannot hold: dates, binary, keys that are no text."""
+    """Values that YAML knows and a recipe cannot hold: dates, binary, half characters, keys that are no text."""
     if isinstance(value, dict):
         for name, child in value.items():
             if not isinstance(name, str):
                 yield (*key, str(name)), f"the key {name!r} is no text; quote it"
+            elif half := HALF.search(name):
+                yield (*key, ascii(name)), f"the key holds half a character, {half[0]!a}"
             else:
                 yield from _not_json(child, (*key, name))
     elif isinstance(value, list):
         for index, child in enumerate(value):
             yield from _not_json(child, (*key, index))
+    elif isinstance(value, str) and (half := HALF.search(value)):
+        yield key, f"= {value!a} holds half a character, {half[0]!a}; write the whole one"
+    elif isinstance(value, int) and value.bit_length() > 64:
+        yield key, f"is a whole number of {value.bit_length()} bits; no key takes more than 64"
     elif value is not None and not isinstance(value, str | int | float | bool):
         yield key, f"= {value} is read as a {type(value).__name__}; quote it to mean text"

@@ -25,7 +25,6 @@ from transformers import (
 from distill.checkpoint import FACTORS, Draft, read_draft, verify_draft
 from distill.locks import try_lock
 from distill.models import load_config, load_model, load_tokenizer, model_hash, resolve
-from distill.recipe import dump, load_recipe
 from distill.runs import RunError
 from distill.tokens import eos_ids, fingerprint
 
@@ -56,21 +55,6 @@ class Target:
     eos: tuple[int, ...]
     sha256: str
     tokenizer: PreTrainedTokenizerBase
-
-
-def find_run(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The run's own folder (behind `latest`) and its recipe.
-
-    Raises:
-        RunError: no run there, or one that has not finished its draft.
-        RecipeError: its recipe is damaged.
-    """
-    real = folder.resolve()
-    if not (real / "recipe.json").is_file():
-        raise RunError(f"{folder}: no recipe.json: not a run folder (runs/<recipe>/<run id>, or runs/<recipe>/latest)")
-    if not (real / "draft" / "draft.json").is_file():
-        raise RunError(f"{folder}: no draft/draft.json: the run has not finished; go on with it (--resume {folder})")
-    return real, json.loads(dump(load_recipe(real / "recipe.json")))
 
 
 def read_provenance(run: Path) -> dict[str, Any]:

@@ -98,19 +98,23 @@ def first_prompts(traffic: Traffic, split: Split, num: int) -> list[Prompt]:
         num: rows a source.
 
     Raises:
-        TrafficError: a file that is missing or broken, with line and column.
+        TrafficError: a file that is missing or broken, with line and column; or no row in any of them.
     """
     hub_split = traffic.split_train if split == "train" else traffic.split_heldout
     found: list[Prompt] = []
-    for source in sources(traffic.train if split == "train" else traffic.heldout):
-        if source == "bundled":
-            continue
+    named = sources(traffic.train if split == "train" else traffic.heldout)
+    own = [name for name in named if name != "bundled"]
+    rows = 0
+    for source in own:
         for row in islice(read_rows(source, hub_split, traffic, Counter()), num):
+            rows += 1
             try:
                 found.append(_prompt(row, traffic))
             except TrafficError:
                 if traffic.on_bad_line == "refuse":
                     raise
+    if not rows and len(own) == len(named):
+        raise TrafficError(f"{', '.join(own)}: no row that can be read; give a file with prompts")
     return found
 
 
@@ -181,7 +185,8 @@ def _prompt(row: Row, traffic: Traffic) -> Prompt:
 def _turns(row: Row, column: str, messages: object) -> list[dict[str, str]]:
     where = f"{row.place}, column {column!r}"
     if not isinstance(messages, list) or not messages:
-        raise TrafficError(f"{where}: is {type(messages).__name__}, must be a list of messages with role and content")
+        found = "empty" if messages == [] else type(messages).__name__
+        raise TrafficError(f"{where}: is {found}, must be a list of messages with role and content")
     turns = []
     for number, message in enumerate(messages):
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.recipe import dump, load_recipe
+from distill.runs import RunError
 from eval import show
 from eval.cells import Cell, Settings
 from eval.choice import choose
@@ -24,6 +26,21 @@ class NoMeasurement(ValueError):
 
 class GateFailed(ValueError):
     """The report says that the draft does not pay."""
+
+
+def find_run(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The run's own folder (behind `latest`) and its recipe.
+
+    Raises:
+        RunError: no run there, or one that has not finished its draft.
+        RecipeError: its recipe is damaged.
+    """
+    real = folder.resolve()
+    if not (real / "recipe.json").is_file():
+        raise RunError(f"{folder}: no recipe.json: not a run folder (runs/<recipe>/<run id>, or runs/<recipe>/latest)")
+    if not (real / "draft" / "draft.json").is_file():
+        raise RunError(f"{folder}: no draft/draft.json: the run has not finished; go on with it (--resume {folder})")
+    return real, json.loads(dump(load_recipe(real / "recipe.json")))
 
 
 def find_report(run: Path, given: Path | None = None) -> Path:

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 # Sets of a cell that are measured whatever the budget: fewer have no interval.
 MIN_SETS = 2
+SAY_EVERY_S = 10.0
 
 
 def arms_of(
@@ -91,8 +92,13 @@ def measure_all(
             budget.open()
             total, rows = _batch(recipe, bench, requests, mine, batch, budget, race, before)
             task = bar.add_task(f"batch {batch}: {len(mine)} arms", total=total + stage.warmup)
-            for _ in book.keep(rows):
+            said = time.perf_counter()
+            for measured, _ in enumerate(book.keep(rows), 1):
                 bar.advance(task)
+                # A log file shows no bar.
+                if not console.is_terminal and time.perf_counter() - said >= SAY_EVERY_S:
+                    said = time.perf_counter()
+                    log.info("batch %d, %d arms: %d of %d measured", batch, len(mine), measured, total + stage.warmup)
     if budget.skipped:
         left = ", ".join(f"{num} of {cell}" for cell, num in budget.skipped.items())
         log.warning("eval.budget_min = %s is used; not measured: %s", stage.budget_min, left)

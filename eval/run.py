@@ -91,14 +91,16 @@ def _work(args: argparse.Namespace) -> int:
         folders = args.draft or [Path(recipe.output_dir) / recipe.name / "latest" / "draft"]
         names = draft_names(folders)
         if args.check:
-            from distill.checkpoint import read_draft
+            from distill.checkpoint import whole_draft
+            from distill.models import resolve
 
             for path in names.values():
-                read_draft(path)
+                resolve(str(path))
+                whole_draft(path)
             print(dump(recipe))  # noqa: T201 - the answer to --check
             return 0
         report, folder = evaluate(recipe, names, args.out, earlier)
-    console.print(terminal_table(report))
+    console.print(terminal_table(report), crop=False)  # a narrow log must not cut the verdict
     say.print(f"report: {folder / 'report.html'}")
     return 1 if args.gate and not report["verdict"]["go"] else 0
 
@@ -217,6 +219,7 @@ def _measure(recipe: Recipe, drafts: dict[str, Path], out: Path, stopped: Stoppe
     sha = requests_sha256((r.id, r.domain, r.ids) for r in traffic.requests)
     provenance = collect(recipe.seed, str(bench.target.device))
     if stopped is None:
+        log.info("measuring what a cycle costs, with each draft")
         plan = {**costs_of(recipe, bench, traffic.requests), "memory": memory}
         arms, plan["trees"] = arms_of(recipe, bench, traffic, list(drafts))
         settings = {

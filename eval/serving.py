@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(args: argparse.Namespace) -> int:
     """What the command line asks for; the exit code."""
     result, folder = measure(load_recipe(args.recipe, args.overrides), args)
-    console.print(served_table(result))
+    console.print(served_table(result), crop=False)
     console.print(f"written: {folder / 'serving.md'}", highlight=False)
     answered = {cell["arm"] for cell in result["cells"] if cell["num_requests"]}
     return 0 if answered == set(result["servers"]) else 1
@@ -91,7 +91,11 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
     servers = [Server(BASELINE, args.baseline, args.baseline_model or "", body)] if args.baseline else []
     servers.append(Server(SPECULATIVE, args.server, args.model or "", body))
     for server in servers:
-        web_address(server.url)
+        option = "--server" if server.arm == SPECULATIVE else "--baseline"
+        try:
+            web_address(server.url)
+        except ValueError as error:
+            raise ValueError(f"{option} {error}") from error
     if args.baseline == args.server:
         raise ValueError(f"--server and --baseline are both {args.server}; leave --baseline out, or give another")
     if args.ties and (not args.baseline or recipe.eval.temperature):

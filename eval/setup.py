@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from distill.checkpoint import read_draft, verify_draft
-from distill.models import load_model, load_tokenizer, model_hash, param_counts, resolve
+from distill.models import load_config, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.recipe import Recipe
 from distill.schema import Eval
 from distill.tokens import encode_prompt, eos_ids
@@ -87,15 +87,17 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     compiled = recipe.trainer.compile
     folder = resolve(recipe.target.model, recipe.target.revision)
     tokenizer = load_tokenizer(folder)
+    rows = load_config(folder, trust_remote_code=code).vocab_size
+    for path in drafts.values():  # before a large target is loaded
+        load_config(str(path))
+        verify_draft(path, load_tokenizer(str(path)), tokenizer, rows)
     target = load_model(folder, dtype, device, code)
-    rows = target.get_input_embeddings().weight.shape[0]
     traffic = requests_of(recipe, tokenizer, getattr(target.config, "max_position_embeddings", None))
     batch, capacity = max(stage.batches), capacity_of(stage, traffic.requests, target.config)
     runners, described = {}, []
     sizes = param_counts(target)
     memory = {"": memory_of(target, sizes.stored)}
     for name, path in drafts.items():
-        verify_draft(path, load_tokenizer(str(path)), tokenizer, rows)
         draft = read_draft(path)
         model = load_model(str(path), dtype, device)
         for arm in (Arm(name, 1), *(Arm(name, 1, recent=recent) for recent in stage.windows)):

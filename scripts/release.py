@@ -25,6 +25,7 @@ from eval.gate import (
     chosen_cell,
     find_draft,
     find_report,
+    find_run,
     names_of,
     policy_by_domain,
     read_report,
@@ -59,9 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not args.push:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the first import that reads it
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     try:
         with Stop().listening():
             folder = release(args)
@@ -94,11 +92,15 @@ def _push(folder: Path, hub_id: str) -> int:
 
 def release(args: argparse.Namespace) -> Path:
     """Checks everything, then writes the folder whole."""
+    run, recipe = find_run(args.run)
+    path = find_report(run, args.report)  # what is missing is told before torch is imported
+
+    from transformers.utils import logging
+
     from distill.provenance import collect
     from distill.release import (
         check_draft,
         check_reload,
-        find_run,
         find_target,
         read_made,
         read_provenance,
@@ -107,9 +109,9 @@ def release(args: argparse.Namespace) -> Path:
     )
     from distill.traffic_hashes import traffic_hashes
 
-    run, recipe = find_run(args.run)
+    logging.disable_progress_bar()
     to = args.to or run / "release"
-    made, path = read_made(run / "draft"), find_report(run, args.report)
+    made = read_made(run / "draft")
     with whole(path, "report"):
         report = read_report(path)
         name = find_draft(report, made, names_of(run))["name"]

@@ -57,6 +57,7 @@ def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) 
         (["draft.intermediate_size=200"], "1..128"),
         (["draft.head.size=600"], "the head has 512 rows"),
         (["draft.size_frac=[0.01, 0.02]"], "draft.size_frac = [0.01, 0.02]"),
+        (["traffic.train={folder}/blank.jsonl"], "traffic.train: {folder}/blank.jsonl: no row that can be read"),
         (["target.model={folder}"], "config.json: No such file"),
         (["target.model=/nowhere/at/all"], "/nowhere/at/all: neither a bundled name"),
         (["target.model={folder}/gpt"], "model type 'gpt2' is not supported"),
@@ -78,6 +79,7 @@ def test_what_would_fail_later_is_one_message_and_exit_2(
 ) -> None:
     (world / "broken.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     (world / "other.jsonl").write_text('{"text": "a"}\n')
+    (world / "blank.jsonl").write_text("\n\n")
     (world / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 50)[:20])
     whole = json.loads((world / "target" / "config.json").read_text())
     for name, config in (

@@ -334,6 +334,10 @@ def test_folders_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelUnavailable, match="not valid JSON"):
         resolve(str(tmp_path))
+    for value in (-3, 0, 1.5, "2", None, True):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": value}))
+        with pytest.raises(ModelUnavailable, match=r"num_hidden_layers is .*; it must be a whole number above 0"):
+            resolve(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ModelUnavailable, match=r"pickled weights"):

@@ -275,6 +275,9 @@ def test_recipes_are_frozen_and_hash_by_meaning(tmp_path: Path) -> None:
         ("[a]: 4", "used as a key"),
         ("name: x\n? {a: b}\n: 1", "used as a key"),
         ("a: " + "[" * 5000, "nested too deeply"),
+        (r'{a: "x\uD800y"}', r"a = 'x\\ud800y' holds half a character"),
+        (r'{"\uD800": 1}', "key holds half a character"),
+        ("a: 0x" + "f" * 4000, "a whole number of 16000 bits"),
     ],
 )
 def test_yaml_that_no_recipe_can_hold_is_one_message(tmp_path: Path, text: str, said: str) -> None:

@@ -23,12 +23,10 @@ from distill.release import (
     Target,
     check_draft,
     check_reload,
-    find_run,
     find_target,
     staged,
     write_checkpoint,
 )
-from distill.runs import RunError
 from distill.tokens import TokenizerMismatch
 from tests.conftest import make_config, make_noisy, make_target, make_tokenizer
 
@@ -183,14 +181,6 @@ def test_what_a_killed_release_left_is_removed_and_a_running_one_is_not(tmp_path
     assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
     with staged(tmp_path / "out") as staging:
         assert list(tmp_path.iterdir()) == [staging]
-
-
-def test_only_a_finished_run_is_found(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no recipe\.json"):
-        find_run(tmp_path)
-    (tmp_path / "recipe.json").write_text("{}")
-    with pytest.raises(RunError, match=r"no draft/draft\.json"):
-        find_run(tmp_path)
 
 
 def test_licences(tmp_path: Path) -> None:

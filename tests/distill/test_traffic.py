@@ -76,7 +76,9 @@ def test_t19_blank_lines_bom_and_a_missing_newline_are_fine_a_broken_line_is_not
     assert "1 bad row" in caplog.text
 
 
-@pytest.mark.parametrize("line", [b"[1, 2]", b'"text"', b"\xff\xfe", b'{"prompt": "a"'])
+@pytest.mark.parametrize(
+    "line", [b"[1, 2]", b'"text"', b"\xff\xfe", b'{"prompt": "a"', '{"prompt": "a"}'.encode("utf-16-le")]
+)
 def test_t19_other_kinds_of_broken_lines(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n' + line + b"\n")
@@ -124,7 +126,7 @@ def test_t23_wrong_roles_deep_in_a_file_are_named_and_no_answer_is_invented(tmp_
         (chat(("assistant", "a")), "no user's turn"),
         (chat(("user", " ")), "prompt is empty"),
         ({"prompt": ""}, "prompt is empty"),
-        ({"messages": []}, "must be a list of messages"),
+        ({"messages": []}, "is empty, must be a list of messages"),
         ({"messages": ["hi"]}, "role None"),
         ({"messages": [{"role": "user", "content": None}]}, "content is NoneType"),
         ({"question": "x"}, "neither column 'messages' nor 'prompt' has a value; the row has 'question'"),

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from distill.runs import RunError
 from eval.gate import (
     GateFailed,
     NoMeasurement,
     arms_of,
     check_gate,
     chosen_cell,
+    find_run,
     policy_by_batch,
     policy_by_domain,
     read_report,
@@ -35,6 +37,14 @@ def rows_of(**change: Any) -> list[RequestRow]:
 def report_of(rows: list[RequestRow], **change: Any) -> dict[str, Any]:
     entry = {"name": NAME, "stored_params": 900, "read_params": 600}
     return build_report(rows, None, {}, {"domain": "code", "bootstrap": 200, "drafts": [entry], **change})
+
+
+def test_only_a_finished_run_is_found(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"no recipe\.json"):
+        find_run(tmp_path)
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(RunError, match=r"no draft/draft\.json"):
+        find_run(tmp_path)
 
 
 def test_a_chain_of_the_block_rule_is_found_and_shown() -> None:

@@ -223,6 +223,8 @@ def test_a_server_that_dies_leaves_error_rows(tmp_path: Path, recipe: str, folde
         (["--server", "http://host", "--body", "{top_k: 0}"], "--body '{top_k: 0}': not JSON"),
         (["--server", "http://host", "--body", "[1]"], "--body '[1]': a list"),
         (["--server", "http://host", "--body", '{"seed": 1}'], "--body sets 'seed'"),
+        (["--server", "host:8000"], "--server = 'host:8000' must be http"),
+        (["--server", "http://host", "--baseline", "ftp://host"], "--baseline = 'ftp://host' must be http"),
         (["--server", "http://host", "--ties"], "--ties compares greedy texts with the baseline's"),
         (["--server", f"http://127.0.0.1:{free_port()}"], "no endpoint answers"),
     ],

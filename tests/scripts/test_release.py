@@ -288,3 +288,15 @@ def test_a_release_that_is_stopped_leaves_nothing(made: Path, tmp_path: Path) ->
     child.terminate()
     assert child.wait(120) == 130
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_none_is_told_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom scripts.release import main\n"
+        f"assert main([r'{tmp_path}']) == 2\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "no recipe.json: not a run folder" in done.stderr, done.stderr
