@@ -177,6 +177,11 @@ class Run:
             log.warning("%s is cut or damaged: falling back to an older checkpoint", path)
         return None
 
+    def is_linked(self) -> bool:
+        """Does runs/<recipe>/latest point at this run or a later one?"""
+        link = self.folder.parent / "latest"
+        return link.is_symlink() and os.readlink(link) >= self.run_id
+
     def link_latest(self) -> None:
         """Points runs/<recipe>/latest at this run."""
         link = self.folder.parent / "latest"
@@ -207,8 +212,8 @@ def create_run(recipe: Recipe, provenance: Mapping[str, Any]) -> Run:
         except FileExistsError:  # two runs in one second
             number += 1
             folder = parent / f"{stamp}-{number}"
-    write_text(folder / "recipe.json", dump(recipe))
     write_text(folder / "provenance.json", json.dumps(provenance, indent=2))
+    write_text(folder / "recipe.json", dump(recipe))  # last: it makes the folder a run, and a release wants both
     return Run(folder)
 
 
@@ -241,7 +246,7 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
     for key in changed:
         log.info("resume: %s: %r -> %r", key, former.get(key), wanted.get(key))
     # A process that was killed while it wrote leaves what nothing reads.
-    for left in (*folder.glob("checkpoints/.*.ckpt-*"), *folder.glob(".draft-*")):
+    for left in (*folder.glob("checkpoints/.*.ckpt-*"), *folder.glob(".draft-*"), *folder.glob("rounds/*/.draft-*")):
         log.info("removing %s, which is not whole", left)
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     attempt = 1 + len(list(folder.glob("provenance-*.json")))

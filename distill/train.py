@@ -262,23 +262,29 @@ def train(
     meta = {"temperature": asdict(fitted)} | describe(recipe, run, target, size, facts, manifest, best, stage.max_steps)
     meta |= round_facts(recipe, run) | replay_facts(recipe, run) | ({"race": ranked} if ranked else {})
     ids = None if module.shortlist is None else module.shortlist.tolist()
+    curves = draw_curves(run.folder / "train.jsonl", run.folder / "curves.svg")
+    # Last: where there is a draft, a resumed run has nothing left to do but the link.
     write_draft(run.draft, exported, target.tokenizer, meta, ids, factors, recipe.draft.dtype, eos, named)
     run.link_latest()
     tracker.summary({**best, "size": size.to_json(), "draft_folder": str(run.draft)})
-    tracker.figure(best["step"], "curves", draw_curves(run.folder / "train.jsonl", run.folder / "curves.svg"))
+    tracker.figure(best["step"], "curves", curves)
     tracker.artifact(f"draft-{recipe.name}", run.draft, {key: meta[key] for key in ("target", "size", "metrics")})
     log.info("draft of step %s: %s", best["step"], run.draft)
     return run.draft
 
 
 def _finished(recipe: Recipe, run: Run) -> bool:
-    """Has the run taken all its steps and exported its draft? Says what a resumption does to the schedule."""
+    """Has the run taken all its steps and exported their draft? Says what a resumption does to the schedule."""
     if run.attempt == 0 or (newest := run.newest_whole()) is None:
         return False
+    from distill.checkpoint import read_draft
     from distill.fit import checkpoint_step
 
     step, end = checkpoint_step(newest), round_steps(recipe.draft.rounds, recipe.distill.max_steps)[-1]
-    if step >= end and (run.draft / "draft.json").exists():
+    # A run that was made longer has its former draft until the new one is there.
+    if step >= end and (run.draft / "draft.json").exists() and read_draft(run.draft).meta.get("steps", end) >= end:
+        if not run.is_linked():
+            run.link_latest()
         log.info("nothing to do: the run is at step %d of %d and its draft is %s", step, end, run.draft)
         return True
     log.info("resuming at step %d of %d; the learning rate follows the cosine that ends at step %d", step, end, end)

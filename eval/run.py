@@ -194,7 +194,7 @@ def evaluate(
         write_report(out, report)
         try:
             copy_report(recipe.track, out, run, report)
-        except TrackError as fault:
+        except (TrackError, OSError) as fault:  # the report is whole, whatever becomes of its copy
             log.warning("no copy in W&B: %s", fault)
         return report, out
     except (Interrupted, OSError):

@@ -40,6 +40,11 @@ def test_latest_points_at_the_run_that_finished_last(tmp_path: Path) -> None:
     assert latest.is_symlink()
     assert latest.resolve() == second.folder.resolve()
     assert os.readlink(latest) == second.run_id  # relative: the tree can be moved
+    assert first.is_linked() and second.is_linked()  # a later run's is not taken away
+    latest.unlink()
+    assert not second.is_linked()
+    first.link_latest()
+    assert first.is_linked() and not second.is_linked()
 
 
 def test_t44_falls_back_to_the_last_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
