@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -35,7 +35,9 @@ def train_attention(
     return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous(), None
 
 
-def register() -> None:
-    """Makes `attn_implementation="specdraft_train"` known to transformers (again and again is harmless)."""
-    AttentionInterface.register(NAME, train_attention)
+def use(model: PreTrainedModel) -> None:
+    """Gives a model the attention of training; Gemma-2's cap on logits has no fused kernel and keeps the plain one."""
+    AttentionInterface.register(NAME, train_attention)  # again and again is harmless
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+    model.set_attn_implementation("eager" if capped else NAME)

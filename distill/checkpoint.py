@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import json
 import logging
 import os
 import shutil
@@ -25,7 +24,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.compat import config_for_v4, tokenizer_config_for_v4
-from distill.convert import file_sha256
+from distill.files import file_sha256, read_object, write_json
 from distill.tokens import check_shared
 
 log = logging.getLogger(__name__)
@@ -107,18 +106,17 @@ def write_draft(
     try:
         exported.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        _write_json(staging / "config.json", config_for_v4(_read_json(staging / "config.json")))
+        path = staging / "config.json"
+        write_json(path, config_for_v4(read_object(path, BrokenDraft)), ascii_only=False)
         path = staging / "tokenizer_config.json"
-        _write_json(path, tokenizer_config_for_v4(_read_json(path), tokenizer_class))
+        write_json(path, tokenizer_config_for_v4(read_object(path, BrokenDraft), tokenizer_class), ascii_only=False)
         if factors is not None:
             (staging / FACTORS).parent.mkdir()
             left, right = (value.detach().float().cpu().contiguous() for value in factors)
             save_file({"left": left, "right": right}, staging / FACTORS)
         weights = {path.name: file_sha256(path) for path in sorted(staging.glob("*.safetensors"))}
-        _write_json(
-            staging / "draft.json",
-            {"format": FORMAT, **meta, "dtype": dtype, "shortlist": ids, "weights_sha256": weights},
-        )
+        whole = {"format": FORMAT, **meta, "dtype": dtype, "shortlist": ids, "weights_sha256": weights}
+        write_json(staging / "draft.json", whole, ascii_only=False)
         os.chmod(staging, 0o755)  # mkdtemp makes it private
         _replace_folder(staging, folder)
     except SafetensorError as error:
@@ -144,7 +142,7 @@ def read_draft(folder: Path) -> Draft:
         raise BrokenDraft(f"{folder}: no config.json: not a finished draft folder. Train one, or resume its run.")
     if not (folder / "draft.json").is_file():
         return Draft(folder, None, None, {})
-    meta = _read_json(folder / "draft.json")
+    meta = read_object(folder / "draft.json", BrokenDraft)
     if meta.get("format") != FORMAT:
         raise BrokenDraft(f"{folder}/draft.json: format {meta.get('format')!r}, this version reads {FORMAT}")
     _check_meta(folder / "draft.json", meta)
@@ -234,7 +232,7 @@ def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
 
 def _rows(folder: Path) -> int:
     """Rows of the embedding, as config.json says."""
-    rows = _read_json(folder / "config.json").get("vocab_size")
+    rows = read_object(folder / "config.json", BrokenDraft).get("vocab_size")
     if type(rows) is not int or rows < 1:
         raise BrokenDraft(f"{folder}/config.json: vocab_size is {rows!r}; it must be a whole number of rows")
     return rows
@@ -283,17 +281,3 @@ def _replace_folder(staging: Path, folder: Path) -> None:
     os.replace(staging, folder)
     if old is not None:
         shutil.rmtree(old.parent)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BrokenDraft(f"{path}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise BrokenDraft(f"{path}: a {type(value).__name__}; expected a mapping of keys to values")
-    return value
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

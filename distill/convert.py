@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.compat import config_for_v4, tokenizer_config_for_v4
+from distill.files import file_sha256
 from distill.known import Bundled
 from distill.tokens import eos_ids
 
@@ -144,7 +144,11 @@ def is_whole(folder: Path) -> bool:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Lets one process at a time fill `folder`; clears what a killed one left half-made."""
+    """Lets one process at a time fill `folder`; clears what a killed one left half-made.
+
+    Raises:
+        ModelUnavailable: the cache can not be written.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = (folder.parent / f"{folder.name}.lock").open("w")
@@ -159,12 +163,6 @@ def lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def honour_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, pre: str | None) -> None:
     """Splits digits where the file says so.
 
@@ -175,6 +173,25 @@ def honour_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, pre: str | None) ->
         digits = pre_tokenizers.Digits(individual_digits=True)
         words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+
+
+def pre_tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """llama.cpp's name for the splitting rules of a byte-level BPE; None for rules that are not known here."""
+    core = json.loads(tokenizer.backend_tokenizer.to_str())
+    if core["model"]["type"] != "BPE" or core["model"].get("byte_fallback") or core["normalizer"]:
+        return None
+    steps = core["pre_tokenizer"] or {}
+    steps = steps["pretokenizers"] if steps.get("type") == "Sequence" else [steps]
+    if steps[-1].get("type") != "ByteLevel" or steps[-1]["add_prefix_space"]:
+        return None
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"] and steps[0]["use_regex"]:
+        return "gpt-2"
+    if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1]["use_regex"]:
+        return "smollm"
+    if kinds == ["Split", "ByteLevel"] and "\\p{N}{1,3}| ?" in steps[0]["pattern"].get("Regex", ""):
+        return "llama-bpe"
+    return None
 
 
 def _header(gguf: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.convert import honour_pre_tokenizer
+from distill.convert import honour_pre_tokenizer, pre_tokenizer_name
 
 # By name in the file's name: the type of the matrices, the file type, and the part of greedy steps that must agree.
 # float16 holds a bfloat16 weight, so only near-ties may differ; q8_0 rounds every weight to 8 bits.
@@ -97,7 +97,7 @@ def write_gguf(
         name: for people, kept in the file.
 
     Raises:
-        NoGguf: a weight is too large for float16.
+        NoGguf: a weight is too large for float16; OSError: it could not be written.
     """
     config = model.config
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -218,25 +218,6 @@ def write_and_check(
         write_gguf(path, model, tokenizer, eos, kind, name)
         files.append(check_gguf(path, kind, model, tokenizer, written))
     return files
-
-
-def pre_tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """llama.cpp's name for the splitting rules of a byte-level BPE; None for rules that are not known here."""
-    core = json.loads(tokenizer.backend_tokenizer.to_str())
-    if core["model"]["type"] != "BPE" or core["model"].get("byte_fallback") or core["normalizer"]:
-        return None
-    steps = core["pre_tokenizer"] or {}
-    steps = steps["pretokenizers"] if steps.get("type") == "Sequence" else [steps]
-    if steps[-1].get("type") != "ByteLevel" or steps[-1]["add_prefix_space"]:
-        return None
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"] and steps[0]["use_regex"]:
-        return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1]["use_regex"]:
-        return "smollm"
-    if kinds == ["Split", "ByteLevel"] and "\\p{N}{1,3}| ?" in steps[0]["pattern"].get("Regex", ""):
-        return "llama-bpe"
-    return None
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, rows: int, eos: Sequence[int]) -> None:

@@ -124,7 +124,6 @@ def chunked_loss(
     beta: float = 0.5,
     softcaps: tuple[float | None, float | None] = (None, None),
     row_logit_shift: Tensor | None = None,
-    position_weights: Tensor | None = None,
     eta: float = ETA,
     survival_k: int = 1,
     place: Tensor | None = None,
@@ -150,7 +149,6 @@ def chunked_loss(
         beta: The target's weight in the mixture of `jsd`.
         softcaps: Final logit soft cap of (target, draft), None for none.
         row_logit_shift: [R], finite, or None.
-        position_weights: Factor on each position's loss [N], or None for 1.
         eta: How fast `kl_tv` turns from the KL to the TV.
         survival_k: Above 1, each position's loss is multiplied by `survival_weights` for drafts of so many tokens, from
             this call's own alpha, which is not differentiated. An ignored position lets everything pass.
@@ -200,7 +198,6 @@ def chunked_loss(
         labels,
         scale,
         row_logit_shift,
-        position_weights,
         place,
         settings,
     )
@@ -241,7 +238,6 @@ class _Chunked(torch.autograd.Function):
         labels: Tensor,
         scale: Tensor,
         shift: Tensor | None,
-        position_weights: Tensor | None,
         place: Tensor | None,
         s: BlockSettings,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -269,9 +265,7 @@ class _Chunked(torch.autograd.Function):
                     found = chunk_losses(y, z, shift, s, need_hidden or need_weight)
                 value, alpha, match = found
                 values[at] = value
-                factor = (
-                    keep.to(wide) if position_weights is None else torch.where(keep, position_weights[at], 0).to(wide)
-                )
+                factor = keep.to(wide)
                 if accepted is not None and place is not None:
                     accepted[at] = torch.where(keep, alpha.clamp(0, 1), 1)
                     seen = slice(max(0, start - s.survival_k + 1), start + s.chunk_tok)
@@ -294,4 +288,4 @@ class _Chunked(torch.autograd.Function):
         *grads, scale = ctx.saved_tensors
         factor = grad_loss * scale
         out = [None if g is None else (g * factor).to(d) for g, d in zip(grads, ctx.dtypes)]
-        return (*out, *[None] * 8)
+        return (*out, *[None] * 7)

@@ -23,8 +23,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from distill.convert import ModelUnavailable, convert, fetch, file_sha256, is_whole, lock
+from distill.convert import ModelUnavailable, convert, fetch, is_whole, lock
 from distill.damage import reading
+from distill.files import file_sha256, read_object
 from distill.known import BUNDLED, SUPPORTED, Bundled, bundled_folder, cache_dir, text_settings
 from distill.text_only import text_part
 
@@ -114,9 +115,7 @@ def resolve(name: str, revision: str | None = None) -> str:
     return str(folder)
 
 
-def load_model(
-    name: str, dtype: str, device: str = "cpu", trust_remote_code: bool = False, revision: str | None = None
-) -> PreTrainedModel:
+def load_model(name: str, dtype: str, device: str = "cpu", trust_remote_code: bool = False) -> PreTrainedModel:
     """Loads a causal LM for inference, free of the checkpoint's sampling defaults.
 
     Args:
@@ -124,7 +123,6 @@ def load_model(
         dtype: float32, bfloat16 or float16.
         device: cpu, cuda, cuda:1 ...
         trust_remote_code: run model code that comes with the checkpoint.
-        revision: of a hub id.
 
     Returns:
         The model in eval mode. Its generation_config holds only the special ids: temperature, penalties and the like
@@ -133,7 +131,7 @@ def load_model(
     Raises:
         ModelUnavailable, UnsupportedModel: as `resolve`; or a weight is missing or of another shape.
     """
-    folder = resolve(name, revision)
+    folder = resolve(name)
     with reading(folder, "weights"):
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -154,7 +152,7 @@ def load_model(
 
 
 def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer that belongs to a checkpoint (arguments and errors as for `load_model`)."""
+    """Loads the tokenizer that belongs to a checkpoint (arguments and errors as for `resolve` and `load_model`)."""
     folder = resolve(name, revision)
     with reading(folder, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -240,12 +238,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_type(config: Path, name: str) -> None:
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelUnavailable(f"{config}: not valid JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise ModelUnavailable(f"{config}: holds a {type(settings).__name__}; a config is a mapping of keys to values")
+    settings = read_object(config, ModelUnavailable)
     settings = text_settings(settings) or settings
     if settings.get("model_type") not in SUPPORTED:
         raise UnsupportedModel(

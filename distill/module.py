@@ -73,10 +73,7 @@ class DraftModule(pl.LightningModule):
         self.automatic_optimization = False
         self.stage, self.seed = stage, seed
         self.draft = draft.float().train()
-        # Gemma-2's attention cap has no fused kernel; for the others this keeps the causal one (no mask is made).
-        capped = getattr(draft.config, "attn_logit_softcapping", None) is not None
-        attention.register()
-        draft.set_attn_implementation("eager" if capped else attention.NAME)
+        attention.use(draft)
         self.softcaps = (teacher_softcap, getattr(draft.config, "final_logit_softcapping", None))
         # Where padding and end of text share an id, torch would keep that id's embedding from ever moving.
         draft.get_input_embeddings().padding_idx = None
@@ -97,12 +94,10 @@ class DraftModule(pl.LightningModule):
         self._whole: tuple[Any, ...] | None = None
         # In a dictionary: a submodule would be trained, saved and moved.
         self._frozen = {name: model for name, model in (("live", live), ("reference", reference)) if model is not None}
-        rows = self._frozen["reference"].get_output_embeddings().weight.shape[0] if reference is not None else math.inf
-        if rows < self.num_rows:
+        if reference is not None and (rows := reference.get_output_embeddings().weight.shape[0]) < self.num_rows:
             raise ValueError(f"the reference's head has {rows} rows; the losses need {self.num_rows}")
         for model in self._frozen.values():
-            capped = getattr(model.config, "attn_logit_softcapping", None) is not None
-            model.eval().set_attn_implementation("eager" if capped else attention.NAME)
+            attention.use(model.eval())
 
     def configure_model(self) -> None:
         """With trainer.strategy fsdp (which gives the module a mesh): leaves each process its part of the draft.
@@ -158,7 +153,7 @@ class DraftModule(pl.LightningModule):
         return replace(rows, labels=own)
 
     def training_step(self, window: Sequence[Batch], index: int) -> None:
-        """One optimizer step."""
+        """One optimizer step. Raises TrainingDiverged where loss or gradient is not finite."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         rate = learning_rate(self.global_step, self.stage)

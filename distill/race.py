@@ -23,9 +23,10 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from distill.files import write_json
 from distill.fit import fit
 from distill.recipe import Recipe
-from distill.runs import Run, Stop, write_text
+from distill.runs import Run, Stop
 from distill.shape import ShapeError, Sizes, Target, blank_factors, check_draft, draft_config
 from distill.stages import find_costs, prepare, read_plan, shortlist_of, trained_on, write_plan
 from distill.teacher import ResponseDataset
@@ -62,7 +63,7 @@ def check_all(recipe: Recipe, target: Target) -> list[Sizes]:
     """`check_draft` of every draft that the recipe may end with.
 
     Raises:
-        ValueError: as there, with the candidate's number.
+        ValueError: as there; of several candidates a ShapeError with the number.
     """
     if recipe.draft.candidates is None:
         return [check_draft(recipe, target)]
@@ -118,7 +119,7 @@ def run_race(
         best = fit(one, own, ready.module, rows_of, ready.validation, *rest)
         stop.check()
         rows.append({"candidate": number, **_row(one, own, sizes[number], best)})
-        write_text(record, json.dumps(rows, indent=2))
+        write_json(record, rows)
         del ready
     ranked = sorted(rows, key=lambda row: (-row["speedup"], row["candidate"]))
     winner = ranked[0]["candidate"]

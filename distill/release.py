@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from distill.checkpoint import FACTORS, Draft, read_draft, verify_draft
+from distill.files import write_json
 from distill.locks import try_lock
 from distill.models import load_config, load_model, load_tokenizer, model_hash, resolve
 from distill.runs import RunError
@@ -222,7 +223,7 @@ def write_checkpoint(staging: Path, draft: Draft, target: Target, more: Mapping[
         shutil.copyfile(draft.folder / FACTORS, staging / FACTORS)
     used = target.rows if draft.shortlist is None else draft.shortlist.numel()
     meta = {**draft.meta, **more, "rows": {"stored": target.rows, "used": used}, "eos_ids": list(target.eos)}
-    _write_json(staging / "draft.json", meta)
+    write_json(staging / "draft.json", meta, ascii_only=False)
     return meta
 
 
@@ -273,7 +274,3 @@ def _check_factors(folder: Path, model: PreTrainedModel, factors: tuple[torch.Te
 
 def _json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

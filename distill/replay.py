@@ -189,7 +189,8 @@ def write_replay(
     Args:
         recipe: its replay stage, served temperature and answer length.
         run: gets replay/.
-        module: the draft as it stands after `step` steps.
+        module: the draft as it stands.
+        step: steps that it has taken.
         target: answers.
         eos: ids that end an answer.
         device: of both models.

@@ -87,7 +87,8 @@ def write_responses(
         max_prompt_tok: longer prompts are dropped and counted.
         system: system message put before every prompt; None is the template's own.
         progress: called with (answered, asked, answer tokens).
-        answer: writes the answers in place of the one that `stage` asks for; `more` are its settings.
+        answer: writes the answers in place of the one that `stage` asks for.
+        more: its settings, kept in the manifest.
 
     Returns:
         The manifest.

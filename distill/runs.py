@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from distill.files import write_json, write_text
 from distill.recipe import Recipe, dump
 
 log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ def create_run(recipe: Recipe, provenance: Mapping[str, Any]) -> Run:
         except FileExistsError:  # two runs in one second
             number += 1
             folder = parent / f"{stamp}-{number}"
-    write_text(folder / "provenance.json", json.dumps(provenance, indent=2))
+    write_json(folder / "provenance.json", provenance)
     write_text(folder / "recipe.json", dump(recipe))  # last: it makes the folder a run, and a release wants both
     return Run(folder)
 
@@ -251,7 +252,7 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     attempt = 1 + len(list(folder.glob("provenance-*.json")))
     write_text(path, dump(recipe))
-    write_text(folder / f"provenance-{attempt}.json", json.dumps(provenance, indent=2))
+    write_json(folder / f"provenance-{attempt}.json", provenance)
     return Run(folder.resolve() if folder.is_symlink() else folder, attempt)
 
 
@@ -281,13 +282,6 @@ def _write_whole(path: Path, save: Callable[[Path], None], before: Callable[[], 
         os.replace(staging, path)
     finally:
         staging.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: beside its final name, then renamed. It ends in a newline."""
-    staging = path.with_name(f".{path.name}.tmp")
-    staging.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    os.replace(staging, path)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -115,7 +115,11 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
 
 
 def draft_config(recipe: Recipe, target: Target) -> PreTrainedConfig:
-    """The draft's config; which of the target's layers it keeps may still be open, its sizes are not."""
+    """The draft's config; which of the target's layers it keeps may still be open, its sizes are not.
+
+    Raises:
+        ValueError: a shape that can not be cut; a ShapeError, with its number, in a round.
+    """
     stage = recipe.draft
     if stage.kind == "pretrained":
         assert stage.model is not None

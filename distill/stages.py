@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import statistics
 import time
@@ -18,12 +17,13 @@ from transformers import PreTrainedModel
 
 from distill.adapt import add_lora
 from distill.draft import Source, make_draft
+from distill.files import read_object, write_json
 from distill.models import load_model
 from distill.module import DraftModule
 from distill.prompt import Prompt
 from distill.recipe import Distill, Recipe
 from distill.responses import write_responses
-from distill.runs import Run, RunError, write_text
+from distill.runs import Run, RunError
 from distill.shape import Target
 from distill.shards import ResponseRow
 from distill.teacher import ResponseDataset
@@ -195,15 +195,12 @@ def read_plan(run: Run) -> dict[str, Any]:
     Raises:
         RunError: it is damaged.
     """
-    try:
-        return dict(json.loads(run.plan.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{run.plan} is damaged ({error!r}); delete it, and the costs are measured again") from error
+    return read_object(run.plan, RunError, "plan", remedy="; delete it, and the costs are measured again")
 
 
 def write_plan(run: Run, plan: dict[str, Any]) -> None:
     """Writes plan.json, whole or not at all."""
-    write_text(run.plan, json.dumps(plan, indent=2))
+    write_json(run.plan, plan)
 
 
 @dataclass(frozen=True)

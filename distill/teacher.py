@@ -99,7 +99,6 @@ class ResponseDataset(Dataset[Example]):
     Args:
         folder: The folder with manifest.json, rows-*.jsonl and hidden-*.safetensors.
         max_length: Tokens of prompt and answer that are kept, >= 2.
-        domains: Keep only rows of these domains; None keeps all.
         topk: Read the target's likeliest tokens (`distill.teacher_topk`) instead of its hidden states.
 
     Attributes:
@@ -112,7 +111,7 @@ class ResponseDataset(Dataset[Example]):
         TeacherError: When no row is left, or `max_length` is too small.
     """
 
-    def __init__(self, folder: Path, max_length: int, domains: Sequence[str] | None = None, topk: bool = False) -> None:
+    def __init__(self, folder: Path, max_length: int, topk: bool = False) -> None:
         if max_length < 2:
             raise TeacherError(f"max_length {max_length}: must be >= 2, a prompt token and an answer token")
         self.folder = Path(folder)
@@ -124,8 +123,6 @@ class ResponseDataset(Dataset[Example]):
         self.topk = topk
         self._hidden: dict[int, Tensor | TopK] = {}
         for row in load_rows(self.folder):
-            if domains is not None and row.domain not in domains:
-                continue
             kept = min(len(row.answer_ids), max_length - len(row.prompt_ids))
             if not row.answer_ids:
                 self.num_dropped["empty"] += 1
@@ -148,8 +145,8 @@ class ResponseDataset(Dataset[Example]):
         )
         if not self.rows:
             raise TeacherError(
-                f"{self.folder}: no answer to train on (dropped {self.num_dropped}, max_length {max_length}, "
-                f"domains {domains}); generate answers first, or raise distill.max_length"
+                f"{self.folder}: no answer to train on (dropped {self.num_dropped}, max_length {max_length}); "
+                "generate answers first, or raise distill.max_length"
             )
 
     def __len__(self) -> int:

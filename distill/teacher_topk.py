@@ -16,7 +16,7 @@ from distill.shards import ResponsesError, read_manifest
 log = logging.getLogger(__name__)
 
 
-def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = None, chunk_tok: int = 1024) -> None:
+def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = None) -> None:
     """Turns every shard of hidden states into the k likeliest tokens; shards that have as many are left alone.
 
     Args:
@@ -24,7 +24,6 @@ def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = Non
         weight: the target's head [V, H].
         k: tokens to keep; no more than V.
         softcap: the target's final logit soft cap, or None.
-        chunk_tok: positions whose logits live at a time.
 
     Raises:
         ResponsesError: k is more than the head has rows, or a shard is missing or broken.
@@ -39,7 +38,7 @@ def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = Non
             if not path.exists() or read_topk(path).ids.shape != (shard["tokens"], k):
                 with safe_open(source, framework="pt") as file:
                     hidden = file.get_tensor("hidden")
-                few = top_k(hidden.to(weight.device), weight, k, softcap, chunk_tok)
+                few = top_k(hidden.to(weight.device), weight, k, softcap)
                 staging = path.with_name(f".{path.name}.tmp")
                 save_file({"ids": few.ids.cpu(), "log_p": few.log_p.float().cpu()}, staging)
                 os.replace(staging, path)

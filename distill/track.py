@@ -101,7 +101,6 @@ def start(
     folder: Path,
     run_id: str,
     config: Mapping[str, Any],
-    group: str | None = None,
     attempt: int = 0,
 ) -> NullTracker:
     """Starts tracking a run, with its whole config from the first moment.
@@ -111,7 +110,6 @@ def start(
         folder: run folder; W&B writes below `folder/wandb`.
         run_id: name of the run.
         config: nested values: resolved recipe, provenance, model names.
-        group: runs shown together; None is `run_id`.
         attempt: 0 for a fresh run, n for its n-th resumption, which becomes a W&B run of its own in the same group.
 
     Returns:
@@ -136,7 +134,7 @@ def start(
             project=track.project,
             entity=track.entity,
             name=run_id if attempt == 0 else f"{run_id}-resume{attempt}",
-            group=group or run_id,
+            group=run_id,
             tags=list(track.tags),
             config={**config, "attempt": attempt},
             dir=str(folder),

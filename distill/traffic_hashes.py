@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.fields import matches
+from distill.files import file_sha256
 from distill.readers import is_hub_id
 
 
@@ -32,7 +33,9 @@ def traffic_hashes(run: Path, sources: str | Sequence[str]) -> dict[str, Any]:
             hashes[source] = None
         else:
             files += [path for path in matches(source) if path.is_file()] or [Path(os.path.expanduser(source))]
-    hashes = {name: _sha256(path) if path.is_file() else None for name, path in _short_names(files).items()} | hashes
+    hashes = {
+        name: file_sha256(path) if path.is_file() else None for name, path in _short_names(files).items()
+    } | hashes
     whole = hashlib.sha256()
     shards = sorted((run / "responses").glob("rows-*.jsonl"))
     for path in shards:
@@ -55,8 +58,3 @@ def _short_names(files: Sequence[Path]) -> dict[str, Path]:
         names |= {str(Path(*path.parts[-num:])): path for path in whole if times[path.parts[-num:]] == 1}
         whole = [path for path in whole if times[path.parts[-num:]] > 1]
     return names
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

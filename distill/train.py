@@ -161,12 +161,7 @@ def _join(recipe: Recipe, stop: Stop, place: Place, board: Board | None) -> int:
 
 
 def train(
-    recipe: Recipe,
-    run: Run,
-    stop: Stop,
-    tracker: NullTracker,
-    place: Place = ALONE,
-    board: Board | None = None,
+    recipe: Recipe, run: Run, stop: Stop, tracker: NullTracker, place: Place = ALONE, board: Board | None = None
 ) -> Path:
     """From prompts to a draft folder.
 
@@ -204,10 +199,8 @@ def train(
 
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    device, first = (
-        choose_device(recipe, torch.cuda.device_count() if torch.cuda.is_available() else 0),
-        place.rank == 0,
-    )
+    device = choose_device(recipe, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    first = place.rank == 0
     if device == "cuda":
         torch.cuda.set_device(place.local_rank)
     pl.seed_everything(recipe.seed, verbose=False)

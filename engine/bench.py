@@ -138,14 +138,13 @@ def tree_times(
     trees: Sequence[Tree],
     ks: Sequence[int],
     context: int,
-    batch: int = 1,
     rounds: int = 9,
     graph: bool = False,
 ) -> tuple[list[dict[str, float]], dict[int, dict[str, float]]]:
     """Median milliseconds of the phases of one cycle with each tree and of one with each chain, all interleaved.
 
     Args:
-        target, context, batch, rounds, graph: as in `cycle_times`; trees and their drafter are eager.
+        target, context, rounds, graph: as in `cycle_times`, at batch 1; trees and their drafter are eager.
         drafter: proposes both.
         trees: trees of at least one proposal.
         ks: lengths of chains.
@@ -158,7 +157,7 @@ def tree_times(
     }
     # Trees are told from chains by keys below 0.
     decoders |= {-1 - i: TreeDecoder(target, (), drafter, t, clock=phased(target.device)) for i, t in enumerate(trees)}
-    found = _times(decoders, context, batch, rounds)
+    found = _times(decoders, context, 1, rounds)
     return [found[-1 - i] for i in range(len(trees))], {k: found[k] for k in ks}
 
 

@@ -43,6 +43,9 @@ class Slab:
         key, value: per layer a tensor [B, K, slots, D].
         slots: positions laid out now.
         ring: rows keep their first and their most recent tokens, and slots are used again; None: slots are positions.
+
+    Raises:
+        ValueError: no row or no slot.
     """
 
     def __init__(

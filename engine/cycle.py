@@ -102,7 +102,11 @@ class Costs:
 
 
 def positions_of(accept: Accept, k: int) -> list[float]:
-    """Conditional acceptances c_1..c_k."""
+    """Conditional acceptances c_1..c_k; further places take the last one's.
+
+    Raises:
+        ValueError: none given, or one out of 0..1.
+    """
     given = [float(accept)] if isinstance(accept, int | float) else [float(c) for c in accept]
     if not given:
         raise ValueError("no acceptance given; pass a number or at least one position")

@@ -35,11 +35,11 @@ class Shape:
     vocab: int
     tied: bool = False
 
-    def config(self, positions: int = 32768) -> LlamaConfig:
+    def config(self) -> LlamaConfig:
         """The config of this shape."""
         return LlamaConfig(
             vocab_size=self.vocab, hidden_size=self.hidden, intermediate_size=self.ffn, num_hidden_layers=self.layers,
-            num_attention_heads=self.heads, num_key_value_heads=self.kv_heads, max_position_embeddings=positions,
+            num_attention_heads=self.heads, num_key_value_heads=self.kv_heads, max_position_embeddings=32768,
             tie_word_embeddings=self.tied, eos_token_id=None, bos_token_id=None, pad_token_id=None,
         )  # fmt: skip
 
@@ -73,13 +73,13 @@ def random_model(
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
-def shallow(config: PreTrainedConfig, layers: int = 3) -> PreTrainedConfig:
-    """The config of a draft with a target's first layers and half of their feed-forward channels."""
+def shallow(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of a draft with a target's first three layers and half of their feed-forward channels."""
     config = copy.deepcopy(config)
-    config.num_hidden_layers = layers
+    config.num_hidden_layers = 3
     config.intermediate_size //= 2
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+        config.layer_types = config.layer_types[:3]
     return config
 
 
@@ -178,14 +178,11 @@ def attention_table(
 
 def pair_costs(
     target: PreTrainedModel, draft: PreTrainedModel, ks: Sequence[int], contexts: Sequence[int], batch: int,
-    rounds: int, name: str, shortlist: torch.Tensor | None = None, attention: str | None = None,
+    rounds: int, name: str, shortlist: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """`measure_costs` of two models, captured on CUDA and eager elsewhere, as JSON."""
     capacity = max(contexts) + 256
-    runners = (
-        Runner(target, batch, capacity, attention=attention),
-        Runner(draft, batch, capacity, shortlist, attention=attention),
-    )
+    runners = Runner(target, batch, capacity), Runner(draft, batch, capacity, shortlist)
     costs = measure_costs(*runners, ks, contexts, batch, rounds, name, graph=runners[0].device.type == "cuda")
     return [{**c.to_json(), "attention": runners[0].attention} for c in costs]
 

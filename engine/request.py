@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,7 @@ class Answer:
     """A request and what came of it.
 
     Attributes:
+        request: what was asked.
         tokens: emitted ids, the end-of-sequence token included.
         cycles: every round; the first token, which the prefill gives, belongs to none.
         finish: "eos", "length", "stop", or "" while it runs.
@@ -69,6 +70,20 @@ class Answer:
     finish: str = ""
     hidden: list[Tensor] = field(default_factory=list)
     simulated: bool = False
+
+    def commit(self, tokens: Sequence[int], eos: Set[int], stop: Callable[[list[int]], bool] | None) -> bool:
+        """Appends tokens up to an end-of-sequence or the length limit; tells whether any were dropped."""
+        for i, token in enumerate(tokens):
+            self.tokens.append(token)
+            if token in eos:
+                self.finish = "eos"
+            elif len(self.tokens) == self.request.max_new:
+                self.finish = "length"
+            if self.finish:
+                return i + 1 < len(tokens)
+        if stop is not None and stop(self.tokens):
+            self.finish = "stop"
+        return False
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from engine.draft import LookupDrafter, ModelDrafter
 from engine.model import Runner
 from engine.policy import Policy
 from engine.request import Answer, Request
-from engine.speculate import Decoder, move_on
+from engine.row_state import move_on
+from engine.speculate import Decoder
 
 
 class SimulatedDecoder(Decoder):

@@ -25,28 +25,10 @@ from engine.graphs import HostCopy, Step, check_graph, memory_pool
 from engine.model import Runner
 from engine.policy import Policy
 from engine.request import Answer, Cycle, Request, Texts, Verified
-from engine.warp import Warp, argmax, draw, draws_of, probabilities
+from engine.row_state import RowState, move_on
+from engine.warp import Warp, argmax, draw, probabilities
 
 RULES = ("token", "block")
-
-
-def move_on(last: Tensor, length: Tensor, live: Tensor, tokens: Tensor, accepted: Tensor, final: Tensor) -> Tensor:
-    """Takes the rows' state past a cycle, in place, and tells what each row emitted.
-
-    Args:
-        last: [B, 2] the two newest tokens; they become emitted[a - 1] (or the old newest one) and final.
-        length: [B] grows by a + 1 where `live` [B] is 1.
-        tokens: [B, k] proposals.
-        accepted, final: [B] of the acceptance rule.
-
-    Returns:
-        [B, k + 1]: the accepted proposals, then final; what stands behind it means nothing.
-    """
-    emitted = torch.cat([tokens, final[:, None]], 1).scatter(1, accepted[:, None], final[:, None])
-    seen = torch.cat([last[:, 1:], emitted], 1)
-    last.copy_(seen.gather(1, accepted[:, None] + torch.arange(2, device=seen.device)))
-    length.add_((accepted + 1) * live)
-    return emitted
 
 
 class Decoder:
@@ -69,7 +51,8 @@ class Decoder:
         watch: sees every verify pass that had proposals, rejected ones included.
 
     Raises:
-        ValueError: k without a drafter, or out of 0..16; a target with a window; graphs without a CUDA device.
+        ValueError: k without a drafter, or out of 0..16; an unknown rule; top_k or top_p out of range; a target with a
+            window; graphs without a CUDA device.
     """
 
     def __init__(
@@ -104,10 +87,8 @@ class Decoder:
         self.clock: Clock = clock or BareClock(target.device)
         self.keep_hidden, self.stop, self.watch = keep_hidden, stop, watch
         self.active: list[Answer] = []
-        self._last = self._length = self._temperature = self._keys = torch.empty(0)
-        self._live = self._limit = self._drawn = torch.empty(0)
-        self._states: dict[int, tuple[Tensor, ...]] = {}
-        self._changed, self._draws = False, "greedy"
+        self._rows: RowState | None = None  # None: rows have come or gone since it was read
+        self._kept: dict[int, RowState] = {}  # by number of rows
         pool = memory_pool() if check_graph(graph, target.device, target.config) else None
         self._verify, self._accept = (Step(run, graph, pool=pool) for run in (self._run_target, self._run_accept))
         self._to_host = HostCopy()
@@ -161,39 +142,12 @@ class Decoder:
             first = draw(probs[:, 0], noise.uniform(self.seed, key, position, noise.FINAL))
         if self.keep_hidden:
             answer.hidden.append(hidden)
-        self._commit(answer, first.tolist())
+        answer.commit(first.tolist(), self.eos, self.stop)
         if self.drafter is not None:
             self.drafter.join(len(self.active))
         self.active.append(answer)
-        self._changed = True
+        self._rows = None
         return answer
-
-    def _load(self) -> None:
-        """Rebuilds the rows' device state from the host's (only when rows come or go).
-
-        With fixed shapes rows are added up to a power of two: they do not grow, and what they emit is dropped. The
-        state of so many rows stays in the same tensors, which the graphs read and change in place.
-        """
-        device, spare = self.target.device, self.target.rows(len(self.active)) - len(self.active)
-        texts = [(*a.request.ids, *a.tokens) for a in self.active] + [(0, 0)] * spare
-        temperatures = [a.request.temperature for a in self.active]
-        temperatures += temperatures[:1] * spare
-        keys = [noise.request_key(a.request.id) for a in self.active] + [0] * spare
-        drawn = [i for i, t in enumerate(temperatures) if not Warp(t).greedy]
-        fresh = (
-            torch.tensor([t[-2:] for t in texts], device=device, dtype=torch.long),
-            torch.tensor([len(t) for t in texts], device=device, dtype=torch.long),
-            torch.tensor(temperatures, device=device),
-            torch.tensor(keys, device=device),
-            torch.tensor([1] * len(self.active) + [0] * spare, device=device),
-            torch.tensor([len(a.request.ids) + a.request.max_new for a in self.active] + [0] * spare, device=device),
-        )
-        state = self._states.setdefault(len(texts), fresh)
-        if state is not fresh:
-            for old, new in zip(state, fresh, strict=True):
-                old.copy_(new)
-        self._last, self._length, self._temperature, self._keys, self._live, self._limit = state
-        self._drawn, self._draws = torch.tensor(drawn, device=device, dtype=torch.long), draws_of(temperatures)
 
     def retire(self) -> list[Answer]:
         """Takes finished rows out; the last active row moves into each gap. `cycle` does so by itself."""
@@ -213,22 +167,8 @@ class Decoder:
                     self.target.slab.move_row(len(self.active), gap, length)
                     if self.drafter is not None and self.k > 0:
                         self.drafter.move(len(self.active), gap, length)
-        self._changed = True
+        self._rows = None
         return done
-
-    def _commit(self, answer: Answer, tokens: list[int]) -> bool:
-        """Appends tokens up to an end-of-sequence or the length limit; tells whether any were dropped."""
-        for i, token in enumerate(tokens):
-            answer.tokens.append(token)
-            if token in self.eos:
-                answer.finish = "eos"
-            elif len(answer.tokens) == answer.request.max_new:
-                answer.finish = "length"
-            if answer.finish:
-                return i + 1 < len(tokens)
-        if self.stop is not None and self.stop(answer.tokens):
-            answer.finish = "stop"
-        return False
 
     # -- the algorithm ----------------------------------------------------------------------------------------------
 
@@ -244,7 +184,7 @@ class Decoder:
     @torch.inference_mode()
     def cycle(self) -> list[Answer]:
         """One round over all active rows; returns those that finished."""
-        batch = self._batch()
+        rows, batch = self._start()
         longest = batch.longest
         k = self._draft_length(longest)
         proposal = None
@@ -254,42 +194,44 @@ class Decoder:
                 proposal = self.drafter.propose(batch, k)
         elif self.drafter is not None:
             self.drafter.skip()
-        given = Proposal(self._last[:, :0]) if proposal is None else proposal
+        given = Proposal(rows.last[:, :0]) if proposal is None else proposal
         with self.clock.phase("verify"):
             extent = self.target.extent(longest + k, longest + k)
-            hidden, logits = self._verify((extent,), self._last, self._length, given.tokens)
+            hidden, logits = self._verify((extent,), rows.last, rows.length, given.tokens)
         with self.clock.phase("sampling"):
-            state = self._last, self._length, self._temperature, batch.keys, self._live, self._limit, self._drawn
-            (result,) = self._accept((self._draws,), logits, *state, given.tokens, given.q, given.rows, given.count)
+            state = rows.last, rows.length, rows.temperature, batch.keys, rows.live, rows.limit, rows.drawn
+            (result,) = self._accept((rows.draws,), logits, *state, given.tokens, given.q, given.rows, given.count)
         assert hidden is not None and result is not None and logits is not None
-        rows = self._to_host(result)
-        count, kept = [r[0] for r in rows], [r[1] for r in rows]
+        found = self._to_host(result)
+        count, kept = [r[0] for r in found], [r[1] for r in found]
         if self.watch is not None and k:
             self.watch(Verified(tuple(self.active), given.tokens, count, kept, hidden, logits))
-        self._record(kept, [r[2:] for r in rows], count, hidden)
+        self._record(kept, [r[2:] for r in found], count, hidden)
         return self.retire()
 
-    def _batch(self) -> Batch:
-        """What this cycle starts from."""
-        if self._changed:
-            self._load()
-            self._changed = False
-        texts = Texts(self.active, self._length.shape[0])
+    def _start(self) -> tuple[RowState, Batch]:
+        """What this cycle starts from, and what the drafter may see of it."""
+        if self._rows is None:
+            # With fixed shapes rows are added up to a power of two, and their state stays in the same tensors.
+            num = self.target.rows(len(self.active))
+            fresh = RowState.of(self.active, num, self.target.device)
+            kept = self._kept.setdefault(num, fresh)
+            self._rows = fresh if kept is fresh else fresh.within(kept)
+        rows, texts = self._rows, Texts(self.active, len(self._rows.length))
         longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
-        return Batch(self._last, self._length, longest, self._temperature, self._cycle_keys(), texts, self._draws)
+        keys = rows.keys if self.rule == "token" else self._cycle_keys(rows.keys)
+        return rows, Batch(rows.last, rows.length, longest, rows.temperature, keys, texts, rows.draws)
 
-    def _cycle_keys(self) -> Tensor:
-        """Noise keys [B]; the block rule's are new in every cycle, see `accept_block`."""
-        if self.rule == "token":
-            return self._keys
-        cycles = [len(a.cycles) for a in self.active] + [0] * (len(self._keys) - len(self.active))
-        return noise.fresh(self._keys, torch.tensor(cycles, device=self._keys.device))
+    def _cycle_keys(self, keys: Tensor) -> Tensor:
+        """Noise keys [B] of this cycle alone, for the block rule; see `accept_block`."""
+        cycles = [len(a.cycles) for a in self.active] + [0] * (len(keys) - len(self.active))
+        return noise.fresh(keys, torch.tensor(cycles, device=keys.device))
 
     def _record(self, kept: list[int], tokens: list[list[int]], count: list[int], hidden: Tensor) -> None:
         """Commits what each row emitted, and writes down its cycle."""
         for row, answer in enumerate(self.active):
             before, emit = len(answer.tokens), tokens[row][: kept[row] + 1]
-            cut = self._commit(answer, emit)
+            cut = answer.commit(emit, self.eos, self.stop)
             num = len(answer.tokens) - before
             answer.cycles.append(Cycle(count[row], kept[row], num, cut))
             if self.policy is not None:

@@ -23,11 +23,12 @@ from engine.attention import Nodes
 from engine.clock import Clock
 from engine.model import Runner
 from engine.request import Answer
-from engine.speculate import Decoder, move_on
+from engine.row_state import RowState, move_on
+from engine.speculate import Decoder
 from engine.tree import Tree
 from engine.tree_draft import TreeDrafter, TreeProposal
 from engine.tree_tensors import tree_tensors
-from engine.warp import Warp, argmax, probabilities
+from engine.warp import argmax, probabilities
 
 
 class TreeDecoder(Decoder):
@@ -73,7 +74,7 @@ class TreeDecoder(Decoder):
     @torch.inference_mode()
     def cycle(self) -> list[Answer]:
         """One round over all active rows; returns those that finished."""
-        batch = self._batch()
+        rows, batch = self._start()
         tree = self._fitting(batch.longest)
         if tree.proposals == 0:
             return super().cycle()
@@ -85,12 +86,12 @@ class TreeDecoder(Decoder):
             hidden = self.target.step_nodes(proposal.tokens, nodes, batch.longest + tree.proposals)
             logits = self.target.logits(hidden)
         with self.clock.phase("sampling"):
-            levels = with_room(batch.length, self._limit, tree.max_depth)
-            path = self._accept_tree(logits, proposal, levels)
+            levels = with_room(batch.length, rows.limit, tree.max_depth)
+            path = self._accept_tree(logits, rows, proposal, levels)
             self.target.slab.gather_path(batch.length - 1, path.nodes[:, 1:], path.accepted)
             self.tree_drafter.keep(batch.length, path)
             along_path = proposal.tokens.gather(1, path.nodes[:, 1:])
-            emitted = move_on(self._last, self._length, self._live, along_path, path.accepted, path.final)
+            emitted = move_on(rows.last, rows.length, rows.live, along_path, path.accepted, path.final)
             kept, tokens, count = path.accepted.tolist(), emitted.tolist(), levels.tolist()
             ranks = table.rank[path.nodes[:, 1:]].tolist()
         answers = list(self.active)
@@ -107,14 +108,14 @@ class TreeDecoder(Decoder):
         cycle = answer.cycles[-1]
         return cycle.cut or cycle.proposed < self.tree.max_depth
 
-    def _accept_tree(self, logits: Tensor, proposal: TreeProposal, levels: Tensor) -> Path:
+    def _accept_tree(self, logits: Tensor, rows: RowState, proposal: TreeProposal, levels: Tensor) -> Path:
         """The accepted path from logits [B, T, V], at most so many levels [B] deep."""
         tree = proposal.tree
-        if all(Warp(a.request.temperature).greedy for a in self.active):
+        if rows.draws == "greedy":
             return accept_tree_greedy(tree, proposal.tokens, argmax(logits), levels)
-        p = probabilities(logits, self._temperature, self.top_k, self.top_p)
-        keys = self._keys[:, None]
-        ahead = self._length[:, None] + torch.arange(tree.max_depth + 1, device=p.device)
+        p = probabilities(logits, rows.temperature, self.top_k, self.top_p)
+        keys = rows.keys[:, None]
+        ahead = rows.length[:, None] + torch.arange(tree.max_depth + 1, device=p.device)
         purposes = [noise.sibling(noise.ACCEPT, rank) for rank in range(tree.max_branch)]
         u_accept = torch.stack([noise.uniform(self.seed, keys, ahead[:, :-1], purpose) for purpose in purposes], -1)
         u_final = noise.uniform(self.seed, keys, ahead, noise.FINAL)

@@ -23,15 +23,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from distill.devices import Device
+from distill.files import write_json
 from distill.models import load_model
 from distill.provenance import collect
 from distill.recipe import Recipe, load_recipe
 from distill.roofline import predict_costs
-from distill.runs import write_text
 from distill.shape import blank_factors, find_target
 from engine.bench import copy_bandwidth, measure_costs, times_ms
 from engine.costs import Costs
 from engine.model import Runner
+from eval.entry import guarded
 from eval.plan import shapes_of as built_shapes
 from eval.plan_table import shapes_of, target_sizes
 from eval.plan_view import CONTEXTS
@@ -48,17 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="where the calibration goes")
     args = parser.parse_intermixed_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    try:
+
+    def work() -> int:
         recipe = load_recipe(args.recipe, args.overrides)
         found = calibrate(recipe, *measure(recipe))
         args.to.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.to, json.dumps(found, indent=2))
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    log.info("measured over predicted: %s", json.dumps(found["measured_over_predicted"]))
-    log.info("factors for other devices: %s", json.dumps(found["factors"]))
-    return 0
+        write_json(args.to, found)
+        log.info("measured over predicted: %s", json.dumps(found["measured_over_predicted"]))
+        log.info("factors for other devices: %s", json.dumps(found["factors"]))
+        return 0
+
+    return guarded(work)
 
 
 def measure(recipe: Recipe) -> tuple[list[Costs], Device]:

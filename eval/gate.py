@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.files import read_object
 from distill.recipe import dump, load_recipe
 from distill.runs import RunError
 from eval import show
@@ -70,12 +71,7 @@ def read_report(path: Path) -> dict[str, Any]:
     Raises:
         NoMeasurement: not JSON, another format, or simulated acceptance.
     """
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise NoMeasurement(f"{path}: not JSON ({error})") from error
-    if not isinstance(report, dict):
-        raise NoMeasurement(f"{path}: a {type(report).__name__}, no report")
+    report = read_object(path, NoMeasurement, "report")
     if report.get("format") not in FORMATS:
         raise NoMeasurement(f"{path}: report format {report.get('format')!r}; this version reads {FORMATS}")
     if report.get("simulated"):

@@ -22,21 +22,19 @@ import torch
 from torch import Tensor
 
 from engine.cache import bucket
-from engine.clock import BareClock, Clock, phased
+from engine.clock import BareClock, phased
 from engine.costs import Costs
 from engine.model import Runner
 from engine.policy import Adaptive, Policy
-from engine.request import Answer, Request
+from engine.request import Request
 from engine.speculate import Decoder
 from eval.arms import Arm
 from eval.decoders import EvalRequest, Load, RequestSet, build_decoder
-from eval.flow import serve
+from eval.flow import decode, serve
 from eval.records import BASELINE, RequestRow
 from eval.rowmake import blank_row, finished_row
 from eval.schedule import Table
 from eval.turns import Turn, next_turn
-
-__all__ = ["Bench", "EvalRequest", "Load", "RequestSet", "decode"]
 
 # Every third request repeats its baseline: the spread of equal runs is what tells a noisy machine.
 REPEAT_EVERY = 3
@@ -280,28 +278,3 @@ class Bench:
         """A row with all that is known before the run."""
         self._order += 1
         return blank_row(request, arm, clock, repeat, warmup, self.target, self.load, self._order)
-
-
-def decode(decoder: Decoder, answer: Answer, clock: Clock) -> tuple[float, dict[str, float]]:
-    """Runs one admitted request to its end.
-
-    Args:
-        decoder: holds the request as its only row.
-        answer: the request's answer so far.
-        clock: the decoder's.
-
-    Returns:
-        wall milliseconds, and those of draft, verify, sampling and host. The host's are what the cycles took beyond
-        their phases; the wall is read around the whole loop, so that the two need not agree (the closure error).
-    """
-    cycles_ms = 0.0
-    start = clock.now_ms()
-    while not answer.finish:
-        before = clock.now_ms()
-        decoder.cycle()
-        cycles_ms += clock.now_ms() - before
-    wall_ms = clock.now_ms() - start
-    decoder.retire()  # an answer of one token had no cycle to leave in
-    totals = clock.totals_ms()
-    phases = {name: totals.get(name, 0.0) for name in ("draft", "verify", "sampling")}
-    return wall_ms, {**phases, "host": max(0.0, cycles_ms - sum(phases.values()))}

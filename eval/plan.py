@@ -10,7 +10,6 @@ not here, from their published peaks, and says so.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from distill.devices import find_device, read_devices
+from distill.files import read_object, write_json
 from distill.recipe import Recipe, dump, load_recipe
-from distill.runs import write_text
 from engine.costs import Costs
 from eval.entry import guarded, whole
 from eval.plan_table import CALIBRATION, predict_plan, read_factors, table_of
@@ -106,7 +105,7 @@ def _write(recipe: Recipe, plan: dict[str, Any]) -> Path:
     name = f"plan-{plan['device']}-predicted.json" if plan.get("predicted") else "plan.json"
     path = Path(recipe.output_dir) / recipe.name / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(plan, indent=2))
+    write_json(path, plan)
     return path
 
 
@@ -116,12 +115,10 @@ def read_plan(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: no plan of this command.
     """
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"--plan {path}: not JSON ({error})") from error
-    if not isinstance(plan, dict) or not {"costs", "shapes", "device"} <= set(plan):
-        raise ValueError(f"--plan {path}: no plan; give the plan.json that python -m eval.plan wrote")
+    remedy = "; give the plan.json that python -m eval.plan wrote"
+    plan = read_object(path, ValueError, "plan", "--plan ", remedy)
+    if not {"costs", "shapes", "device"} <= set(plan):
+        raise ValueError(f"--plan {path}: no plan{remedy}")
     return plan
 
 

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.table import Table
 from rich.text import Text
 
-from distill.runs import write_text
+from distill.files import write_text
 from eval import show
 from eval.canvas import Figure
 from eval.cells import Settings, build_cells, overall

@@ -16,12 +16,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from distill.files import read_object, write_json
 from distill.recipe import Recipe
-from distill.runs import write_text
 from eval.records import RequestRow
 from eval.rowfile import cut_rows
 
 RUN, ROWS, PROGRESS, REPORT = "run.json", "requests.jsonl", "progress.json", "report.json"
+AGAIN = "; start a new evaluation"
 
 
 class ResumeError(ValueError):
@@ -87,7 +88,7 @@ def find_stopped(folder: Path) -> dict[str, Any]:
             f"--resume {folder}: no {RUN}: it stopped before its first request, or is no evaluation; there is nothing "
             "to go on with: remove the folder and start again"
         )
-    run = _read(path)
+    run = read_object(path, ResumeError, remedy=AGAIN)
     mappings = ("recipe", "settings", "plan", "provenance", "drafts")
     missing = {*mappings, "requests_sha256"} - run.keys()
     wrong = [key for key in mappings if key in run and not isinstance(run[key], dict)]
@@ -127,7 +128,7 @@ def keep_whole(folder: Path, run: dict[str, Any]) -> Stopped:
             raise ResumeError(f"{folder}: {ROWS} without {PROGRESS}, so what is whole is not known; start a new one")
         return Stopped(run, Progress(), [])
     try:
-        progress = Progress(**_read(path))
+        progress = Progress(**read_object(path, ResumeError, remedy=AGAIN))
     except TypeError as error:
         raise ResumeError(f"{path}: not as an evaluation writes it ({error}); start a new one") from error
     good = type(progress.rows) is int and progress.rows >= 0 and type(progress.used_s) in (int, float)
@@ -161,21 +162,6 @@ def requests_sha256(requests: Iterable[tuple[str, str, Sequence[int]]]) -> str:
     for name, domain, ids in requests:
         whole.update(json.dumps([name, domain, list(ids)]).encode())
     return whole.hexdigest()
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a mapping whole or not at all."""
-    write_text(path, json.dumps(value, indent=2))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ResumeError(f"{path}: not JSON ({error}); start a new evaluation") from error
-    if not isinstance(value, dict):
-        raise ResumeError(f"{path}: a {type(value).__name__}; start a new evaluation")
-    return value
 
 
 def _short(value: object) -> str:

@@ -22,6 +22,7 @@ from rich.logging import RichHandler
 
 from distill.endpoint import find_model, headers
 from distill.fields import web_address
+from distill.files import read_object
 from distill.provenance import collect
 from distill.recipe import Recipe, load_recipe
 from eval.client import Load, Question, Server, counters_of, open_client, run_load
@@ -86,7 +87,9 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
         ValueError: bad arguments; ConnectionError: a server does not answer at all.
     """
     loads = loads_of(args.concurrency, args.open_rate)
-    report = read_report(args.report) if args.report else None
+    report = None
+    if args.report:
+        report = read_object(args.report, ValueError, "report", "--report ", "; give report.json of eval.run")
     body = body_of(args.body)
     servers = [Server(BASELINE, args.baseline, args.baseline_model or "", body)] if args.baseline else []
     servers.append(Server(SPECULATIVE, args.server, args.model or "", body))
@@ -134,21 +137,6 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
     (out / "serving.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
     (out / "serving.md").write_text(render_served(result), encoding="utf-8")
     return result, out
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """report.json of an evaluation.
-
-    Raises:
-        ValueError: not JSON, or no report.
-    """
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"--report {path}: not JSON ({error}); give report.json of eval.run") from error
-    if not isinstance(report, dict):
-        raise ValueError(f"--report {path}: a {type(report).__name__}, no report; give report.json of eval.run")
-    return report
 
 
 def body_of(text: str | None) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
 from distill.track import NullTracker
 from distill.traffic import load_prompts
+from eval.entry import guarded
 from scripts.ablate_table import tables
 from scripts.judged import SAMPLED, answer, judge
 
@@ -280,12 +281,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     if args.num_answers < 1:
         parser.error(f"--num-answers {args.num_answers}: must be at least 1")
-    try:
+
+    def work() -> int:
         sys.stdout.write(ablate(args))
-    except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+        return 0
+
+    return guarded(work, "finished arms are kept")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from distill.shape import find_target
 from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
 from distill.traffic import load_prompts
+from eval.entry import guarded
 from scripts.ablate_table import alpha, difference, markdown
 from scripts.judged import SAMPLED, answer, judge
 
@@ -215,14 +216,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     if args.minutes <= 0 or args.sequences < 1:
         parser.error(f"--minutes {args.minutes} must be above 0, --sequences {args.sequences} at least 1")
-    try:
+
+    def work() -> int:
         found = compare(args)
-    except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    (args.out / "comparison.json").write_text(json.dumps(found, indent=2) + "\n")
-    sys.stdout.write(table(found))
-    return 0
+        (args.out / "comparison.json").write_text(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(table(found))
+        return 0
+
+    return guarded(work, "no comparison was written")
 
 
 if __name__ == "__main__":

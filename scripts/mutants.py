@@ -139,7 +139,7 @@ MUTANTS = (
            "self._sum[name] = self._sum.get(name, 0.0) + (", "self._sum[name] = 0.0 + (", CLOCK),
     Mutant("phases are not reset", "engine/clock.py",
            "totals, self._sum = self._sum, {}", "totals = self._sum", CLOCK),
-    Mutant("host time holds the phases", "eval/measure.py",
+    Mutant("host time holds the phases", "eval/flow.py",
            "max(0.0, cycles_ms - sum(phases.values()))", "max(0.0, cycles_ms)", CLOCK),
     Mutant("shares of a row, not of time", "eval/stats.py",
            "for r in kept) / wall for name in PHASES}", "for r in kept) / len(kept) for name in PHASES}", PHASE),

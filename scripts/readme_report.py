@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.files import read_object
 from eval.entry import guarded, whole
 from eval.markdown import render_markdown
 from eval.report import FORMAT
@@ -28,13 +28,9 @@ def read_report(path: Path) -> dict[str, Any]:
         ValueError: not JSON, no report, or a report of another format.
         OSError: it cannot be read.
     """
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON, or cut: {error}") from error
-    if not isinstance(report, dict) or report.get("format") != FORMAT:
-        found = repr(report.get("format")) if isinstance(report, dict) else f"that of a {type(report).__name__}"
-        raise ValueError(f"{path}: format is {found}; this version reads reports of format {FORMAT}")
+    report = read_object(path, ValueError, "report")
+    if report.get("format") != FORMAT:
+        raise ValueError(f"{path}: format is {report.get('format')!r}; this version reads reports of format {FORMAT}")
     if report.get("simulated"):
         raise ValueError(f"{path}: its acceptance was simulated; give the report of a real evaluation")
     if wrong := [name for name, kind in PARTS.items() if not isinstance(report.get(name), kind)]:

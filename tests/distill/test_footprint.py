@@ -60,8 +60,7 @@ def test_the_optimizer_holds_what_is_said(optimizer: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text"])
 def test_activations_are_what_a_real_forward_pass_keeps(kind: str, mixed: bool) -> None:
     draft, settings = built(kind)
-    attention.register()
-    draft.set_attn_implementation(attention.NAME)
+    attention.use(draft)
     own = {weight.untyped_storage().data_ptr() for weight in draft.parameters()}
     kept: dict[int, int] = {}
 

@@ -9,7 +9,8 @@ import torch
 from gguf import GGUFReader
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from distill.gguf_file import KINDS, NoGguf, check_gguf, greedy_texts, pre_tokenizer_name, refuse_gguf, write_and_check
+from distill.convert import pre_tokenizer_name
+from distill.gguf_file import KINDS, NoGguf, check_gguf, greedy_texts, refuse_gguf, write_and_check
 from tests.conftest import make_llama
 
 

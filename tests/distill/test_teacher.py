@@ -104,14 +104,6 @@ def test_nothing_left_is_an_error(tmp_path):
         ResponseDataset(folder, max_length=64)
     with pytest.raises(TeacherError, match="max_length 1: must be >= 2"):
         ResponseDataset(folder, max_length=1)
-    with pytest.raises(TeacherError, match="qa"):
-        ResponseDataset(folder, max_length=100, domains=["qa"])
-
-
-def test_domains_are_kept_apart(tmp_path):
-    data = ResponseDataset(write_folder(tmp_path, [(3, 4)] * 6), max_length=64, domains=["math"])
-    assert [row.id for row in data.rows] == ["row-1", "row-3", "row-5"]
-    assert data.collate([2]).labels.tolist() == [503, 504, 505, 506]
 
 
 def test_a_cut_or_missing_shard_is_named(tmp_path):

@@ -149,7 +149,8 @@ def test_rows_beyond_the_batch_do_not_grow() -> None:
         decoder.admit(Request(str(row), (5, 6, 7), 150))
     while len(decoder.active) == 3:
         decoder.cycle()
-    assert decoder._length[3] == 2 and decoder._length[0] > 100
+    length = decoder._kept[4].length
+    assert length[3] == 2 and length[0] > 100
 
 
 def test_fixed_shapes_draw_the_same_samples() -> None:

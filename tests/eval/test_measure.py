@@ -10,7 +10,8 @@ from engine.model import Runner
 from engine.tree import Tree
 from eval.arms import Arm
 from eval.cells import Settings, build_cells
-from eval.measure import Bench, EvalRequest, Load, RequestSet
+from eval.decoders import EvalRequest, Load, RequestSet
+from eval.measure import Bench
 from eval.records import LOOKUP, RequestRow
 from eval.run import main
 from tests.engine.test_speculate import DRAFTS, TARGET, plain_greedy

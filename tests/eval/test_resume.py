@@ -11,7 +11,7 @@ import pytest
 from distill.locks import try_lock
 from engine.policy import Adaptive
 from eval.arms import Arm
-from eval.measure import RequestSet
+from eval.decoders import RequestSet
 from eval.resume import PROGRESS, ROWS, RUN, Progress, ResumeError, check_same, find_stopped, keep_whole
 from eval.rowfile import append_rows, read_rows
 from eval.run import main

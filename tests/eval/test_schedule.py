@@ -13,7 +13,8 @@ from engine.model import Runner
 from engine.policy import Schedule
 from eval.arms import Arm, grid
 from eval.cells import Settings, build_cells
-from eval.measure import Bench, EvalRequest, Load, RequestSet
+from eval.decoders import EvalRequest, Load, RequestSet
+from eval.measure import Bench
 from eval.schedule import read_schedule, schedules, table_of
 from tests.engine.test_speculate import DRAFTS, TARGET, plain_greedy
 from tests.eval.grid import make_grid

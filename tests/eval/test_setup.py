@@ -10,7 +10,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from distill.recipe import Recipe, load_recipe
 from distill.schema_eval import Eval
-from eval.measure import EvalRequest
+from eval.decoders import EvalRequest
 from eval.setup import capacity_of, contexts_of, graph_of, group_of, requests_of, sets_of
 
 

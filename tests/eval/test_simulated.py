@@ -14,8 +14,9 @@ from engine.costs import Costs, predicted_speedup, tau_by_position
 from engine.model import Runner
 from eval.against import read_earlier
 from eval.arms import Arm, grid
+from eval.decoders import EvalRequest, Load
 from eval.gate import NoMeasurement, find_report, read_report
-from eval.measure import Bench, EvalRequest, Load
+from eval.measure import Bench
 from eval.records import LOOKUP, RequestRow, RowError
 from eval.report import build_report, terminal_table, write_report
 from eval.simulated import check_table, rates_of

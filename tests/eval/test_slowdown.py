@@ -12,7 +12,8 @@ from engine.clock import WallClock
 from engine.model import Runner
 from eval.against import before_after
 from eval.arms import Arm
-from eval.measure import Bench, EvalRequest, Load
+from eval.decoders import EvalRequest, Load
+from eval.measure import Bench
 from eval.report import build_report
 from tests.engine.test_speculate import DRAFTS, TARGET
 

@@ -11,7 +11,8 @@ from engine.costs import Costs
 from engine.model import Runner
 from engine.tree import Tree
 from engine.tree_draft import TreeDrafter
-from eval.measure import Bench, EvalRequest, Load
+from eval.decoders import EvalRequest, Load
+from eval.measure import Bench
 from eval.trees import find_tree, rank_acceptance
 from tests.engine.test_speculate import DRAFTS, TARGET
 

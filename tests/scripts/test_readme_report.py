@@ -34,10 +34,10 @@ def test_tables_stand_between_the_markers(tmp_path: Path, text: str) -> None:
     [
         (None, "directory"),
         ("", "not JSON"),
-        ("[1]", "format is that of a list"),
+        ("[1]", "a list, no report"),
         ('{"format": 99}', "format is 99"),
         ('{"format": 3}', "no whole report: counts, errors"),
-        ("cut", "not JSON, or cut"),
+        ("cut", "not JSON"),
     ],
 )
 def test_what_is_no_report_is_one_message(

@@ -9,7 +9,7 @@ from engine.draft import ModelDrafter
 from engine.model import Runner
 from engine.request import Request
 from engine.speculate import Decoder
-from eval.measure import decode
+from eval.flow import decode
 from tests.engine.test_speculate import DRAFTS, TARGET
 
 

@@ -137,7 +137,7 @@ def test_keys_in_the_environment_are_never_written(tmp_path: Path, monkeypatch: 
         ("tokenizer", "tokenizer cannot be read"),
         ("length", "tokenizer cannot be read"),
         ("config", "config.json cannot be read"),
-        ("list", "holds a list"),
+        ("list", "a list, no mapping"),
     ],
 )
 def test_a_checkpoint_that_is_not_whole_is_refused(folder: Path, harm: str, said: str) -> None:
