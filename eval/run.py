@@ -110,8 +110,11 @@ def _resume(folder: Path, earlier: dict[str, Any] | None) -> tuple[dict[str, Any
     run = find_stopped(folder)
     if (path := folder / REPORT).exists():
         log.info("nothing to do: it has its report")
-        with whole(path, "report"):
+        try:
             report = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: not JSON ({error}); delete it, and it is made again") from error
+        with whole(path, "report"):
             terminal_table(report)
         return report, folder
     drafts = {name: Path(path) for name, path in run["drafts"].items()}

@@ -245,6 +245,10 @@ def test_damaged_evaluations_on_resume(
             assert number or (code == 0 and "chosen" in said), said  # the last column, at 80 columns too
             assert (folder / REPORT).exists() == (code == 0), about
             judge(code, said)
+        if not number:
+            (folder / REPORT).write_text("{")
+            assert run("eval.run", ["--resume", str(folder)]) == 2
+            assert "report.json: not JSON" in capfd.readouterr().err
         shutil.rmtree(folder)
     tally.close()
 
