@@ -217,7 +217,9 @@ def _distinct(prompts: Iterable[Prompt], sieve: Sieve, counts: Counter[str]) -> 
 
 def _report(what: str, counts: Counter[str], taken: int, asked: int) -> None:
     left_out = [f"{counts[name]} {name}" for name in ("other domain", "bad row", "duplicate", "also held out")]
-    log.info("%s prompts: %d read, %s, %d taken", what, counts["read"], ", ".join(left_out), taken)
+    log.info(
+        "%s prompts: %d read, %s; taken: %d of %d asked for", what, counts["read"], ", ".join(left_out), taken, asked
+    )
     if taken < asked:
         log.warning("%s: %d prompts asked for, only %d there", what, asked, taken)
 
