@@ -134,10 +134,9 @@ class Keeper(pl.Callback):
         found = ranks.largest(FAILED if self._failed else self.stop.signum or 0, pl_module.device)
         if found == FAILED:
             raise self._failed or ranks.FirstFailed
-        self.stop.signum = found or None
-        if step % stage.checkpoint_every == 0 or last or self.stop.signum is not None:
+        if step % stage.checkpoint_every == 0 or last or found:
             self._save(trainer, best=False)
-        self.stop.check()
+        self.stop.check(found)  # a signal that came since then is not known to all: it is the next step's
         self._clock = time.perf_counter()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

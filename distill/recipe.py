@@ -171,6 +171,7 @@ def _places(node: Node, key: Key, source: str, places: dict[Key, str], problems:
             child = (*key, name.value)
             if child in places:
                 problems.append(f"{place}: {dotted(child)} is given twice, first at {places[child]}; keep one")
+                continue
             places[child] = place
             _places(value, child, source, places, problems)
     elif isinstance(node, SequenceNode):

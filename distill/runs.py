@@ -79,10 +79,10 @@ class Stop:
                 for signum, handler in former.items():
                     signal.signal(signum, handler)
 
-    def check(self) -> None:
-        """Raises `Interrupted` when a signal has arrived."""
-        if self.signum is not None:
-            raise Interrupted(self.signum)
+    def check(self, found: int | None = None) -> None:
+        """Raises `Interrupted` when a signal has arrived: `found` of all processes (0: none), or in this one."""
+        if signum := self.signum if found is None else found:
+            raise Interrupted(signum)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ MUTANTS = (
     Mutant("bf16 prefill sees the next token", "engine/dense.py",
            ".triu_(1)", ".triu_(2)", MASK),
     Mutant("many keys are read without a mask", "engine/attention.py",
-           "torch.softmax(scores if mask is None else scores + mask, -1)", "torch.softmax(scores, -1)", MASK),
+           "scores if mask is None else scores.add_(mask)", "scores", MASK),
     # -- the loss's denominator --
     Mutant("the window's first batch is the denominator", "distill/module.py",
            "torch.tensor([sum(lengths), sum(map(self._num_trained, lengths))]",

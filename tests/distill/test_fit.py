@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from distill import ranks
 from distill.fit import checkpoint_step, fit
 from distill.module import DraftModule
 from distill.recipe import Recipe
@@ -125,6 +126,25 @@ def whole(tmp_path_factory: pytest.TempPathFactory, t_tied: PreTrainedModel, dat
     folder = tmp_path_factory.mktemp("whole")
     train(folder, t_tied, dataset, recipe())
     return folder
+
+
+def test_a_signal_that_comes_while_the_processes_agree_is_not_lost(
+    tmp_path: Path, t_tied: PreTrainedModel, dataset: ResponseDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is too late for this step, which the others end without knowing of it; the next one stops."""
+    calls, agree = [0], ranks.largest
+
+    def signalled(number: int, device: torch.device) -> int:
+        found = agree(number, device)
+        calls[0] += 1
+        if calls[0] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(ranks, "largest", signalled)
+    with pytest.raises(Interrupted):
+        train(tmp_path, t_tied, dataset, recipe())
+    assert checkpoint_step(tmp_path / "checkpoints" / "last.ckpt") == 4
 
 
 # Before the first checkpoint, on one, between two, on a validation, on both, one before the last.

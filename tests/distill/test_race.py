@@ -96,12 +96,10 @@ def test_a_race_that_was_interrupted_goes_on_with_what_is_finished(
     arguments = [str(world / "recipe.yaml"), RACE, f"output_dir={tmp_path}/runs", "track.mode=disabled"]
     checks, raised = [0], Stop.check
 
-    def check(self: Stop) -> None:
+    def check(self: Stop, found: int | None = None) -> None:
         checks[0] += 1
         # Four steps and the end of the first candidate, then two steps of the second.
-        if checks[0] == 8:
-            self.signum = 15
-        raised(self)
+        raised(self, 15 if checks[0] == 8 else found)
 
     monkeypatch.setattr(Stop, "check", check)
     assert main(arguments) == 143

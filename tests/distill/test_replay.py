@@ -281,8 +281,8 @@ def test_a_resumed_run_is_the_same_run(
         # Checks: one after each step, and one between the two parts. The step after the signal is finished and saved.
         at, checks, raised = {"before": 2, "after": 8}[when], [0], Stop.check
 
-        def check(self: Stop) -> None:
-            raised(self)
+        def check(self: Stop, found: int | None = None) -> None:
+            raised(self, found)
             checks[0] += 1
             if checks[0] == at:
                 self.signum = 15

@@ -93,8 +93,8 @@ def test_a_resumed_run_is_the_same_run(
     """Stopped in the first round, in the second, and in the draft's own steps."""
     checks, raised = [0], Stop.check
 
-    def check(self: Stop) -> None:
-        raised(self)
+    def check(self: Stop, found: int | None = None) -> None:
+        raised(self, found)
         checks[0] += 1
         if checks[0] == after:
             self.signum = 15

@@ -108,8 +108,8 @@ def test_all_dead_keeps_what_was_answered_and_the_run_resumes(tmp_path: Path, fo
                 server.kill_server()
 
         stage = Responses(
-            max_new_tok=16, shard_rows=5, temperatures=(0.0,), concurrency=1, retries=0, server=(url,), batch_size=4
-        )
+            max_new_tok=16, shard_rows=5, temperatures=(0.0,), concurrency=1, retries=1, server=(url,), batch_size=4
+        )  # a retry: while it goes down this server may still say 500
         write_responses(tmp_path, *target, asked, stage, 3, EOS, "hash", 200, progress=progress)
     assert url in str(raised.value)
     manifest = read_manifest(tmp_path)

@@ -136,7 +136,7 @@ def test_keys_in_the_environment_are_never_written(tmp_path: Path, monkeypatch: 
         ("shape", "weights cannot be read"),
         ("tokenizer", "tokenizer cannot be read"),
         ("length", "tokenizer cannot be read"),
-        ("config", "config.json cannot be read"),
+        ("config", "hidden_size is 'wide'; it must be a whole number"),
         ("list", "a list, no mapping"),
     ],
 )
