@@ -79,7 +79,13 @@ def test_killed_before_each_rename_a_run_ends_as_one_left_alone(tmp_path: Path) 
     killed = kill_all(world, [str(world / "recipe.yaml"), *LESS])
     for made in ("recipe.json", "rows-N.jsonl", "manifest.json", "heldout/manifest.json", "plan.json"):
         assert made in killed
-    late = ["last.ckpt", "best.ckpt", "previous.ckpt", "draft", "latest"]  # others are made beside the draft, and renamed
+    late = [
+        "last.ckpt",
+        "best.ckpt",
+        "previous.ckpt",
+        "draft",
+        "latest",
+    ]  # others are made beside the draft, and renamed
     assert [name for name in killed if name in late] == late
     runs = sorted(path.parent for path in world.glob("runs/tiny/2*/recipe.json"))
     assert len(runs) == 1
