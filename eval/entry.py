@@ -14,6 +14,12 @@ from distill.runs import Interrupted
 console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
+def table_console() -> Console:
+    """Where tables go: as wide as the terminal; in a file or a pipe, where 80 columns would cut figures, wider."""
+    out = Console()
+    return out if out.is_terminal else Console(width=240)
+
+
 def guarded(work: Callable[[], int], interrupted: str = "nothing was written") -> int:
     """Runs a command.
 

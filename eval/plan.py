@@ -23,7 +23,7 @@ from distill.devices import find_device, read_devices
 from distill.files import read_object, write_json
 from distill.recipe import Recipe, dump, load_recipe
 from engine.costs import Costs
-from eval.entry import guarded, whole
+from eval.entry import guarded, table_console, whole
 from eval.plan_table import CALIBRATION, predict_plan, read_factors, table_of
 from eval.plan_view import CONTEXTS, case_of_plan, load_table, tables, verdict, what_if_table
 from eval.simulated import check_table
@@ -94,7 +94,7 @@ def _show(
     found += [check_table(plan["simulated"])] if plan.get("simulated") else []
     found += [what_if_table(case, questions)] if questions else []
     advice = verdict(plan, recipe.eval.min_speedup)
-    out = Console()
+    out = table_console()
     for table in found:
         out.print(table)
     out.print(advice, highlight=False)

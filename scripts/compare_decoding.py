@@ -38,7 +38,7 @@ from engine.request import Request
 from eval.arms import Arm
 from eval.bootstrap import interval, resamples
 from eval.decoders import EvalRequest, Load
-from eval.entry import guarded
+from eval.entry import guarded, table_console
 from eval.measure import Bench
 from eval.records import LOOKUP, SELF
 from eval.trees import find_tree
@@ -261,7 +261,7 @@ def run_all(args: argparse.Namespace) -> int:
         fast = Bench(runners[0], {"draft": runners[1]}, bench.load, costs=bench.costs)
         arms |= {f"compiled {arm.label if arm.k else 'baseline'}": by_engine(fast, arm) for arm in ours[:2]}
     rows = summary(compare(arms, prompts, Console(stderr=True)), "transformers generate", floor_ms)
-    Console().print(show(rows, "transformers generate"))
+    table_console().print(show(rows, "transformers generate"))
     result = {
         "arms": rows,
         "costs": [c.to_json() for c in costs],

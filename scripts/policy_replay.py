@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from engine.bench import measure_costs
@@ -24,7 +23,7 @@ from engine.model import Runner
 from engine.policy import Adaptive
 from engine.request import Answer, Request
 from engine.speculate import Decoder
-from eval.entry import guarded, whole
+from eval.entry import guarded, table_console, whole
 from eval.plan import read_plan
 from eval.replay import Trace, mixed, speedup
 from scripts.pair import add_domains, check_ranges, load_pair, parser_of, prompts_of, write_result
@@ -102,7 +101,7 @@ def replay(args: argparse.Namespace) -> int:
         best = row["fixed"][row["best_k"]]
         figures = f"{row['best_k']}", f"{best:.3f}x", f"{row['adaptive']:.3f}x", f"{row['against_best']:+.1%}"
         table.add_row(name, f"{row['answers']}", *figures)
-    Console().print(table)
+    table_console().print(table)
     write_result(args, {"streams": rows, "costs": costs.to_json()})
     return 0
 

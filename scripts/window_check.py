@@ -23,7 +23,7 @@ from engine.model import Runner
 from engine.request import Request
 from engine.speculate import Decoder
 from eval.bootstrap import interval, resamples
-from eval.entry import guarded
+from eval.entry import guarded, table_console
 from eval.window import agreement, step_times_ms
 from scripts.pair import add_domains, check_ranges, load_pair, parser_of, prompts_of, write_result
 
@@ -106,7 +106,7 @@ def check(args: argparse.Namespace) -> int:
             f"{row['short_ms']:.2f}", f"{row['long_ms']:.2f}", f"{row['long_over_short']:.2f}",
             f"{row['slab_bytes'] / 1e6:.1f}", "yes" if pays else "no",
         )  # fmt: skip
-    Console().print(table)
+    table_console().print(table)
     result = {
         "drafts": rows,
         "prompts": len(prompts),
