@@ -12,6 +12,7 @@ each accepts its own count, no realignment. A finished row leaves and a waiting 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -184,6 +185,7 @@ class Decoder:
     @torch.inference_mode()
     def cycle(self) -> list[Answer]:
         """One round over all active rows; returns those that finished."""
+        start_s = time.perf_counter()
         rows, batch = self._start()
         longest = batch.longest
         k = self._draft_length(longest)
@@ -207,6 +209,8 @@ class Decoder:
         if self.watch is not None and k:
             self.watch(Verified(tuple(self.active), given.tokens, count, kept, hidden, logits))
         self._record(kept, [r[2:] for r in found], count, hidden)
+        if self.policy is not None:
+            self.policy.took(k, longest, (time.perf_counter() - start_s) * 1e3)
         return self.retire()
 
     def _start(self) -> tuple[RowState, Batch]:

@@ -45,9 +45,11 @@ def replay_ms(trace: Trace, costs: Costs, how: int | Policy) -> float:
         kept = 0
         while kept < k and trace.right[at + kept]:
             kept += 1
-        spent += cycle_ms(costs, k) if k else costs.T_ms
+        ms = cycle_ms(costs, k) if k else costs.T_ms
+        spent += ms
         if not isinstance(how, int):
             how.observe(trace.request, k, kept)
+            how.took(k, trace.context + at, ms)
         at += kept + 1
     if not isinstance(how, int):
         how.forget(trace.request)

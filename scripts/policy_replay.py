@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,23 @@ def trace_of(answer: Answer, domain: str, draft: Runner) -> Trace:
     return Trace(request.id, domain, len(request.ids), tuple(a == b for a, b in zip(said, answer.tokens, strict=True)))
 
 
-def compare(traces: Sequence[Trace], costs: Costs, most: int) -> dict[str, dict[str, Any]]:
-    """Speedups by domain and of the mixed stream: fixed k from 0 to `most`, and the adaptive policy."""
+def compare(traces: Sequence[Trace], costs: Costs, most: int, off: float = 0.0) -> dict[str, dict[str, Any]]:
+    """Speedups by domain and of the mixed stream: fixed k from 0 to `most`, and the adaptive policy.
+
+    Args:
+        traces: recorded answers.
+        costs: what cycles take.
+        most: largest k.
+        off: the policy is told that drafting and verifying take so much more (less, where negative), as a part.
+    """
+    told = {k: v * (1 + off if k else 1.0) for k, v in costs.V_ms.items()}
+    believed = replace(costs, V_ms=told, t_ms=costs.t_ms * (1 + off))
     streams = {d: [t for t in traces if t.domain == d] for d in dict.fromkeys(t.domain for t in traces)}
     found = {}
     for name, stream in {**streams, "mixed": mixed(traces)}.items():
         fixed = {k: speedup(stream, costs, k) for k in range(most + 1)}
         best = max(fixed, key=lambda k: fixed[k])
-        adaptive = speedup(stream, costs, Adaptive([costs], most, kinds={t.request: t.domain for t in stream}))
+        adaptive = speedup(stream, costs, Adaptive([believed], most, kinds={t.request: t.domain for t in stream}))
         found[name] = {
             "answers": len(stream),
             "fixed": fixed,
@@ -64,8 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_domains(parser)
     parser.add_argument("--most", type=int, default=5, help="largest k")
     parser.add_argument("--plan", type=Path, help="costs of a plan.json, the first in it (default: measure them)")
+    parser.add_argument("--off", type=float, default=0.0, help="tell the policy costs of drafting that are so far off")
     args = parser.parse_args(argv)
     check_ranges(parser, args, most=(1, 16))
+    if not -0.5 <= args.off <= 1:
+        parser.error(f"--off {args.off}: allowed is -0.5 to 1")
     return guarded(lambda: replay(args))
 
 
@@ -93,7 +106,7 @@ def replay(args: argparse.Namespace) -> int:
         context = round(statistics.median(len(r.ids) for r in requests)) + args.max_new // 2
         (costs,) = measure_costs(target, draft, list(range(1, args.most + 1)), [context], rounds=15)
     traces = [trace_of(answer, domains[answer.request.id], draft) for answer in Decoder(target, pair.eos).run(requests)]
-    rows = compare(traces, costs, min(args.most, costs.ks[-1]))
+    rows = compare(traces, costs, min(args.most, costs.ks[-1]), args.off)
     table = Table(
         "stream", "answers", "best fixed k", "its speedup", "adaptive", "against it", title="replayed, greedy"
     )

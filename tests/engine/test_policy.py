@@ -40,6 +40,9 @@ class Erratic:
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         assert 0 <= accepted <= proposed <= 8
 
+    def took(self, k: int, context: int, ms: float) -> None:
+        assert 0 <= k <= 8 and context > 0 and ms > 0
+
     def forget(self, request: str) -> None:
         """Nothing is kept."""
 
@@ -165,6 +168,73 @@ def test_the_nearest_context_counts() -> None:
     far = Costs(10.0, {k: 10.0 + 12.0 * k for k in range(9)}, 1.0, context=4000)
     policy = Adaptive([COSTS, far], 8)
     assert policy.choose(["a"], 300) > 1 and policy.choose(["a"], 3000) <= 1
+
+
+def test_times_of_cycles_correct_the_costs_from_the_next_request_on() -> None:
+    policy = Adaptive([COSTS], 2, prior=0.5)
+    one, two = cycle_ms(COSTS, 1), cycle_ms(COSTS, 2)
+    assert policy.choose(["a"], 100) == 2
+    for _ in range(50):
+        policy.took(1, 100, one)
+        policy.took(2, 100, two * 1.5)  # the second proposal costs more than it was measured to
+        policy.took(0, 100, 10.0)
+    assert policy.choose(["a"], 100) == 2  # not within the request
+    policy.forget("a")
+    assert policy.choose(["b"], 100) == 1
+    assert policy.expected_ms(0, 100) == pytest.approx(10.0, rel=0.03)
+    assert policy.expected_ms(2, 100) == pytest.approx(1.5 * two, rel=0.05)
+    again = Adaptive([COSTS], 2, prior=0.5)
+    again.restore(policy.state())
+    assert again.choose(["b"], 100) == 1
+
+
+def test_a_k_that_was_never_timed_is_off_as_far_as_the_others() -> None:
+    policy = Adaptive([COSTS], 3)
+    for _ in range(400):
+        policy.took(1, 100, 1.3 * cycle_ms(COSTS, 1))
+    policy.forget("a")
+    assert policy.expected_ms(0, 100) == pytest.approx(13.0, rel=0.02)
+    assert policy.expected_ms(3, 100) == pytest.approx(1.3 * cycle_ms(COSTS, 3), rel=0.02)
+
+
+def test_odd_cycles_count_little_and_the_one_after_a_pause_not_at_all() -> None:
+    policy = Adaptive([COSTS], 2)
+    policy.took(1, 100, 1.0)  # after a pause: there was no cycle before it
+    policy.forget("a")
+    assert policy.expected_ms(1, 100) == cycle_ms(COSTS, 1)
+    policy.took(1, 100, 1e6)  # a graph was captured
+    policy.forget("a")
+    assert policy.expected_ms(1, 100) == pytest.approx(cycle_ms(COSTS, 1) * (4 * 6 / 5 + 2) / 5)
+
+
+@pytest.mark.parametrize("off", [0.85, 1.0, 1.15])
+def test_wrong_costs_do_not_mislead_for_long(off: float) -> None:
+    """Tokens a millisecond against the best fixed k, where drafting is told to be dearer or cheaper than it is."""
+    true = Costs(10.0, {k: 11.0 + 0.3 * k for k in range(1, 5)} | {0: 10.0}, 1.0, 0.0, 0.0, 0.0, 256)
+    told = Costs(10.0, {k: v * (off if k else 1) for k, v in true.V_ms.items()}, off, 0.0, 0.0, 0.0, 256)
+    rng = random.Random(3)
+    answers = {f"{i}": [rng.random() < (0.75 if i % 2 else 0.12) for _ in range(80)] for i in range(40)}
+
+    def spent(policy: Adaptive | int) -> float:
+        total = 0.0
+        for name, right in answers.items():
+            at = 1
+            while at < len(right):
+                k = policy if isinstance(policy, int) else policy.choose([name], 256)
+                kept = next((j for j, ok in enumerate(right[at : at + k]) if not ok), min(k, len(right) - at))
+                ms = cycle_ms(true, k) if k else true.T_ms
+                total += ms
+                if not isinstance(policy, int):
+                    policy.observe(name, k, kept)
+                    policy.took(k, 256, ms * rng.uniform(0.9, 1.1))
+                at += kept + 1
+            if not isinstance(policy, int):
+                policy.forget(name)
+        return total
+
+    best = min(spent(k) for k in range(5))
+    kinds = {name: "odd" if int(name) % 2 else "even" for name in answers}
+    assert spent(Adaptive([told], 4, kinds=kinds)) < 0.98 * best
 
 
 def test_bad_policies_are_refused() -> None:
