@@ -70,7 +70,7 @@ def test_answers_are_those_of_arms_that_read_each_prompt_themselves(temperature:
 def test_time_goes_on_by_what_a_copied_prompt_took() -> None:
     ticks = iter(range(1_000_000))
     clock = WallClock(lambda: next(ticks) * 1e-3)  # every look at the clock is a millisecond later
-    requests = [Request(r.name, r.ids, 12) for r in REQUESTS[:3]]
+    requests = [Request(r.name, r.ids, new) for r, new in zip(REQUESTS[:3], (6, 12, 12), strict=True)]
     plain = serve(Decoder(Runner(TARGET, 2, 90), ()), requests, 2, clock)
     prefixes, target = Prefixes(1 << 30), Runner(TARGET, 2, 90)
     for request in requests:
@@ -80,7 +80,7 @@ def test_time_goes_on_by_what_a_copied_prompt_took() -> None:
         assert other.prefill_ms == pytest.approx(one.prefill_ms - 1 + 5000)
         assert other.wall_ms == pytest.approx(one.wall_ms)  # decoding is not charged
         assert other.answer.tokens == one.answer.tokens
-    # The first two stood still for one another's or the last one's prompt, the last for none.
+    # The first stood still for the second's prompt, the second for the last one's, the last for none.
     assert [round(s.stall_ms / 5000) for s in charged] == [1, 1, 0] and plain[0].stall_ms < 50
 
 
