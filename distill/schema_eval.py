@@ -66,8 +66,11 @@ class Eval(Stage):
         phased_every: every so many requests one is timed by phase too (shares); the others by the bare clock alone.
         batches: rows decoded together; above 1 sets of 2 * B requests run, a waiting one takes each free row.
         batch_sets: such sets for each domain and group.
+        prefix_gib: host memory for the keys of prompts that were read, which sets then need not read again; that time
+            is charged all the same. Where they do not all fit the longest stay. 0 keeps none.
         budget_min: minutes after which no new request is taken; a cell's `min_requests` are measured even so.
-        race: drop arms that are clearly slower after a third of the requests at batch 1; the choice leaves them out.
+        race: drop arms that are clearly slower after a sixth or a third of the requests at batch 1; the choice leaves
+            them out.
         objective: what the choice goes by: latency@p50, latency@p95, or throughput@B.
         min_speedup: below it the verdict is no-go.
         simulate: acceptance of the first proposal, the second given the first, ... (further ones take the last), in
@@ -100,6 +103,7 @@ class Eval(Stage):
     phased_every: Positive = 1
     batches: Annotated[tuple[Rows, ...], Field(min_length=1), AfterValidator(distinct)] = (1,)
     batch_sets: Annotated[int, Field(ge=2)] = 3
+    prefix_gib: Annotated[float, Field(ge=0)] = 4.0
     budget_min: Annotated[float, Field(gt=0)] | None = None
     race: bool = False
     objective: Annotated[str, AfterValidator(known_objective)] = "latency@p50"

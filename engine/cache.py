@@ -108,6 +108,20 @@ class Slab:
         """Bytes held: layers * 2 * rows * KV heads * slots * head width * bytes per element."""
         return self._flat.numel() * self._flat.element_size()
 
+    def row_nbytes(self, length: int) -> int:
+        """Bytes of what `take_row` copies."""
+        used = min(length, self.capacity)
+        return self._layers * 2 * self._kv_heads * used * self._width * self._flat.element_size()
+
+    def take_row(self, row: int, length: int) -> Tensor:
+        """A copy, in host memory, of the slots [layers, 2, K, slots, D] that a row of `length` positions fills."""
+        return self._data[:, :, row, :, : min(length, self.capacity)].to("cpu", copy=True)
+
+    def put_row(self, row: int, taken: Tensor) -> None:
+        """Writes what `take_row` copied over a row: as if its tokens were read there."""
+        self.ensure(taken.shape[3])
+        self._data[:, :, row, :, : taken.shape[3]] = taken.to(self._data.device)
+
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` slots of one row over another (the last row takes a finished one's place).
 

@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from engine.clock import Clock
 from engine.request import Answer, Request
 from engine.speculate import Decoder
+from eval.prefix import Prefixes
 from eval.records import PHASES
 
 
@@ -53,7 +52,20 @@ class Served:
         return self.full_ms + part * (self.prefill_ms + self.draft_prefill_ms)
 
 
-def serve(decoder: Decoder, requests: Sequence[Request], rows: int, clock: Clock) -> list[Served]:
+@dataclass
+class _Timeline:
+    """The clock, and ahead of it what prompts took that were not read now but copied."""
+
+    clock: Clock
+    ahead_ms: float = 0.0
+
+    def now_ms(self) -> float:
+        return self.clock.now_ms() + self.ahead_ms
+
+
+def serve(
+    decoder: Decoder, requests: Sequence[Request], rows: int, clock: Clock, prefixes: Prefixes | None = None
+) -> list[Served]:
     """Answers a set of requests; a waiting one takes each row that becomes free.
 
     Args:
@@ -61,22 +73,24 @@ def serve(decoder: Decoder, requests: Sequence[Request], rows: int, clock: Clock
         requests: in the order in which they are admitted; more than `rows`, else there is no steady state to speak of.
         rows: requests at once, no more than the slabs have.
         clock: its phases are read after every cycle.
+        prefixes: prompts that were read before; they are copied, and their time is charged all the same.
 
     Returns:
         the requests in the order they finished.
     """
     waiting, live, done = deque(requests), list[Served](), list[Served]()
+    prefixes, timeline = prefixes or Prefixes(), _Timeline(clock)
     clock.totals_ms()
     while waiting or live:
         while waiting and len(live) < rows:
-            new = _admit(decoder, waiting.popleft(), clock)
+            new = _admit(decoder, waiting.popleft(), timeline, prefixes)
             for other in live:
                 other.stall_ms += new.prefill_ms + new.draft_prefill_ms
             live.append(new)
             decoder.retire()  # an answer of one token
             live, done = _part(live, done)
         if live:
-            _cycle(decoder, live, len(live) == rows, clock)
+            _cycle(decoder, live, len(live) == rows, timeline)
             live, done = _part(live, done)
     return done
 
@@ -86,29 +100,29 @@ def _part(live: list[Served], done: list[Served]) -> tuple[list[Served], list[Se
     return [s for s in live if not s.answer.finish], done + [s for s in live if s.answer.finish]
 
 
-@torch.inference_mode()
-def _admit(decoder: Decoder, request: Request, clock: Clock) -> Served:
-    row, start_s, start = len(decoder.active), time.perf_counter(), clock.now_ms()
-    ids = torch.tensor(request.ids, device=decoder.target.device)
-    hidden = decoder.target.prefill(ids, row)[-1]
-    read = clock.now_ms()
-    drafted = read
+def _admit(decoder: Decoder, request: Request, timeline: _Timeline, prefixes: Prefixes) -> Served:
+    row, clock = len(decoder.active), timeline.clock
+    start_s, start = time.perf_counter() + timeline.ahead_ms / 1e3, clock.now_ms()
+    hidden, read_ms = prefixes.read(decoder.target, request.ids, row, clock)
+    draft_ms = 0.0
     if decoder.drafter is not None and decoder.drafter.reach(len(request.ids)) > 0:
-        decoder.drafter.start(row, ids)
-        drafted = clock.now_ms()
+        draft_ms = prefixes.start(decoder.drafter, request.ids, row, clock)
+    before = clock.now_ms()
     answer = decoder.resume(request, hidden)
     end = clock.now_ms()
-    return Served(answer, start_s, read - start + end - drafted, drafted - read, end)
+    prefill_ms = read_ms + end - before
+    timeline.ahead_ms += prefill_ms + draft_ms - (end - start)
+    return Served(answer, start_s, prefill_ms, draft_ms, timeline.now_ms())
 
 
-def _cycle(decoder: Decoder, live: Sequence[Served], full: bool, clock: Clock) -> None:
+def _cycle(decoder: Decoder, live: Sequence[Served], full: bool, timeline: _Timeline) -> None:
     """One cycle, charged to all requests in it."""
     before = [len(s.answer.tokens) for s in live]
-    start = clock.now_ms()
+    start = timeline.now_ms()
     decoder.cycle()
-    now = clock.now_ms()
+    now = timeline.now_ms()
     spent = now - start
-    phases = clock.totals_ms()
+    phases = timeline.clock.totals_ms()
     for served, had in zip(live, before, strict=True):
         served.wall_ms = now - served.since_ms - served.stall_ms
         for name in PHASES[:-1]:

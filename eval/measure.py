@@ -3,7 +3,7 @@
 One request goes through the arms forwards, the next one of its domain and group backwards, so a machine that drifts
 hurts all arms alike. Each arm runs under the bare clock (totals) and, every `phased_every` requests, under the phase
 clock too (shares): at once before or after, in turns, so that little but the clock differs between the two. At batch
-over 1 a set of requests takes the place of a request, and each arm reads the prompts itself, as they are admitted.
+over 1 a set of requests takes the place of a request; each is admitted with its own prefill, read once for all arms.
 
 An arm has one decoder for the life of the bench: graphs are captured once, and a policy remembers earlier requests, as
 it would in serving. All passes over one request start from the same memory.
@@ -12,13 +12,13 @@ it would in serving. All passes over one request start from the same memory.
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from engine.cache import bucket
@@ -31,6 +31,7 @@ from engine.speculate import Decoder
 from eval.arms import Arm
 from eval.decoders import EvalRequest, Load, RequestSet, build_decoder
 from eval.flow import decode, serve
+from eval.prefix import Prefixes
 from eval.records import BASELINE, RequestRow
 from eval.rowmake import blank_row, finished_row
 from eval.schedule import Table
@@ -53,6 +54,7 @@ class Bench:
         graph: capture steps as CUDA graphs (self-speculation and trees draft eagerly all the same).
         costs: measured ones, for adaptive policies; by draft, batch and context.
         tables: of schedules, by draft; their kinds are domains.
+        prefixes: prompts that were read; it keeps none unless it is given bytes.
     """
 
     target: Runner
@@ -61,6 +63,7 @@ class Bench:
     graph: bool = False
     costs: Sequence[Costs] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)
+    prefixes: Prefixes = field(default_factory=Prefixes)
     _domains: dict[str, str] = field(default_factory=dict)
     _decoders: dict[tuple[Arm, int], Decoder] = field(default_factory=dict)
     _shapes: set[tuple[int, int]] = field(default_factory=set)
@@ -205,12 +208,14 @@ class Bench:
             for arm in arms:
                 yield replace(self._row(request, arm, "bare", 0, warmup), error=reason)
             return
-        ids = torch.tensor(request.ids, device=self.target.device)
-        hidden, prefill_ms = self._prefill(self.target, ids)
+        read = functools.partial(
+            self.prefixes.read, ids=request.ids, row=0, clock=self._clocks["bare"], keep=not warmup
+        )
+        hidden, prefill_ms = read(self.target)
         draft_prefill = {
-            name: self._prefill(self.drafts[name], ids)[1]
+            name: read(self.drafts[name])[1]
             for name in dict.fromkeys(arm.runner for arm in arms if arm.runner in self.drafts)
-            if len(ids) < self.drafts[name].max_positions
+            if len(request.ids) < self.drafts[name].max_positions
         }
         runs = [(arm, clock, 0) for arm, clock in turn.passes(arms)]
         if turn.index % REPEAT_EVERY == 0:
@@ -224,14 +229,6 @@ class Bench:
         if warmup:  # it comes again, timed
             for arm in memory:
                 self._recall(arm, 1, memory)
-
-    @torch.inference_mode()
-    def _prefill(self, runner: Runner, ids: Tensor) -> tuple[Tensor, float]:
-        """The hidden state at the prompt's last token, and the milliseconds it took."""
-        clock = BareClock(runner.device)
-        start = clock.now_ms()
-        hidden = runner.prefill(ids)[-1].clone()
-        return hidden, clock.now_ms() - start
 
     def _run(self, blank: RequestRow, request: EvalRequest, arm: Arm, hidden: Tensor) -> RequestRow:
         load, clock, decoder = self.load, self._clocks[blank.clock], self.decoder(arm)
@@ -257,7 +254,7 @@ class Bench:
         by_name = {r.name: r for r in each.requests}
         self._domains |= {name: r.domain for name, r in by_name.items()}
         asked = [Request(name, r.ids, load.max_new, load.temperature) for name, r in by_name.items()]
-        for served in serve(decoder, asked, batch, decoder.clock):
+        for served in serve(decoder, asked, batch, decoder.clock, self.prefixes):
             request = by_name[served.answer.request.id]
             blank = self._row(request, arm, clock, request.repeat, warmup)
             yield finished_row(

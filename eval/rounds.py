@@ -105,7 +105,7 @@ def measure_all(
     elif stage.budget_min is not None and budget.to_json()["used_min"] > stage.budget_min:
         log.warning("eval.budget_min = %s did not hold the requests that every cell needs", stage.budget_min)
     if race is not None and race.dropped:
-        log.info("clearly behind and dropped after %d requests: %s", race.after, ", ".join(race.dropped))
+        log.info("clearly behind and dropped within %d requests: %s", race.looks[-1], ", ".join(race.dropped))
     return {"budget": budget.to_json(), "raced": None if race is None else race.to_json()}
 
 

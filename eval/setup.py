@@ -26,6 +26,7 @@ from eval.arms import Arm
 from eval.decoders import EvalRequest, Load, RequestSet
 from eval.inventory import about_draft, memory_of
 from eval.measure import Bench
+from eval.prefix import Prefixes
 from eval.schedule import read_schedule
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,9 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     }
     runner = Runner(target, batch, capacity, vocab=rows, compile=compiled)
     tables = {} if scheduled is None else scheduled.tables
-    return Bench(runner, runners, load, graph, tables=tables), traffic, meta
+    # At batch 1 alone each prompt is read once anyway.
+    prefixes = Prefixes(int(stage.prefix_gib * 2**30) if batch > 1 else 0)
+    return Bench(runner, runners, load, graph, tables=tables, prefixes=prefixes), traffic, meta
 
 
 def capacity_of(stage: Eval, requests: Sequence[EvalRequest], config: PreTrainedConfig) -> int:

@@ -29,11 +29,24 @@ def run(paces: dict[str, dict[str, float]], num: int, noise: float = 0.05) -> Ra
     return race
 
 
-def test_the_clearly_slower_leave_after_a_third() -> None:
+def test_the_clearly_slower_leave_early() -> None:
     race = run({"code": {"a": 10.0, "b": 15.0, "c": 10.1}}, 30)
-    assert race.after == 10 and set(race.dropped) == {"b"}
+    assert race.looks == [5, 10] and set(race.dropped) == {"b"}
     assert 0.4 < race.dropped["b"] < 0.6
-    assert race.to_json()["after_requests"] == 10
+    assert race.to_json()["after_requests"] == [5, 10]
+
+
+def test_the_second_look_sees_what_the_first_could_not_and_forgets_those_who_are_gone() -> None:
+    """In the first requests `gone` is slow and `late` seems level; then `late` falls behind."""
+    race = Race(60)
+    for i in range(20):
+        name = f"r{i}"
+        race.add(plain(8, request_id=name, wall_ms=140.0, prefill_ms=0.0))
+        for arm, ms in {"best": 10.0 + i % 3, "late": 10.0 + i % 3 + (i > 7), "gone": 20.0 + i % 2}.items():
+            if race.keeps(arm):
+                kept = {"k": 3, "arm": arm, "wall_ms": 7 * ms, "prefill_ms": 0.0}
+                race.add(make_row([(3, 3, 4), (3, 2, 3)], request_id=name, **kept))
+        assert set(race.dropped) == (set() if i < 9 else {"gone"} if i < 19 else {"gone", "late"})
 
 
 def test_the_best_of_one_domain_stays() -> None:
@@ -58,7 +71,7 @@ def test_rows_that_do_not_count() -> None:
     race.add(plain(8, warmup=True))
     race.add(plain(8, error="died", new_tok=0))
     race.add(plain(8, repeat=1))
-    assert race.keeps("a") and not race.decided
+    assert race.keeps("a") and not race.looked
 
 
 def test_the_bench_leaves_out_what_is_not_kept() -> None:
