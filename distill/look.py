@@ -47,6 +47,7 @@ def look(recipe: Recipe, name: str) -> list[str]:
     device = _device(recipe, problems)
     target = find_config(recipe.target.model, "target.model", problems, lines)
     reference = _reference(recipe, problems)
+    spent: list[float | None] = []
     source = target  # of a round: what the one before left
     for key, one, draft in _drafts(recipe):
         if draft.kind == "pretrained":
@@ -58,12 +59,18 @@ def look(recipe: Recipe, name: str) -> list[str]:
         if draft.head.size is not None and found is not None and draft.head.size > found["vocab_size"]:
             problems.append(f"{key}.head.size = {draft.head.size}: the head has {found['vocab_size']} rows")
         if target is not None and found is not None:
-            lines += draft_lines(key, one, draft, target, found, reference, device, problems)
+            lines += draft_lines(key, one, draft, target, found, reference, device, problems, spent)
     if target is not None:
         if recipe.distill.teacher == "topk" and recipe.distill.teacher_topk > target["vocab_size"]:
             kept, rows = recipe.distill.teacher_topk, target["vocab_size"]
             problems.append(f"distill.teacher_topk = {kept}: the target's head has {rows} rows; lower it")
-        lines += answer_lines(recipe, target, device, problems)
+        lines += answer_lines(recipe, target, device, problems, spent)
+    known = [minutes for minutes in spent if minutes is not None]
+    # A race goes on with one of its drafts, which is not known yet.
+    if len(known) == len(spent) > 1 and recipe.draft.kind != "race":
+        lines.append(
+            f"in all: about {sum(known):.0f} minutes before the evaluation, if every answer is as long as it may be"
+        )
     if problems:
         heading = "a reason" if len(problems) == 1 else f"{len(problems)} reasons"
         raise CheckError("\n".join([f"{name}: {heading} not to start", *(f"  {line}" for line in problems)]))
