@@ -85,6 +85,7 @@ def _parts(recipe: Recipe, found: Footprint) -> str:
         f"optimizer ({recipe.distill.optimizer})": found.optimizer,
         "bf16 copies": found.copies,
         teacher + (" and the reference" if recipe.distill.reference is not None else ""): found.teacher,
+        "gathered layers": found.gathered,
         "activations": found.activations,
         "logits": found.logits,
     }
