@@ -19,7 +19,7 @@ from distill.fields import sources
 from distill.known import BUNDLED, PRE_NORM, PRUNABLE, SUPPORTED, bundled_folder, text_settings
 from distill.published import published_config
 from distill.readers import TrafficError, is_hub_id
-from distill.recipe import Draft, Recipe, rounds_of
+from distill.recipe import Draft, Recipe, round_draft, rounds_of
 from distill.traffic import first_prompts
 
 ROWS = 20
@@ -176,9 +176,16 @@ def cut_config(
         draft: its stage, kind: prune.
         source: content of the config.json that it is cut from: the target's, or an earlier round's.
         problems: gets what can not be cut.
-        target: the target's config, whose layers `draft.layers` counts; None: `source` is the target.
+        target: the target's config, whose layers `draft.layers` counts; None: `source` is the target, and all rounds of
+            the draft come in between.
     """
-    target = source if target is None else target
+    if target is None:
+        target = source
+        for number, one in enumerate(draft.rounds):
+            cut = cut_config(f"{key}.rounds[{number}]", round_draft(draft, one), source, problems, target)
+            if cut is None:
+                return None
+            source = cut
     kind, layers, there = source["model_type"], target["num_hidden_layers"], source["num_hidden_layers"]
     whose = "the target" if source is target else "the round before"
     before = len(problems)

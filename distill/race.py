@@ -209,7 +209,7 @@ def _measure(
         return
     for one, own in zip(runners, runs):
         own.folder.mkdir(parents=True, exist_ok=True)
-        draft = AutoModelForCausalLM.from_config(draft_config(one, target), dtype=model.dtype)
+        draft = AutoModelForCausalLM.from_config(draft_config(one, target.config), dtype=model.dtype)
         shortlist = shortlist_of(one, target, answers.training, answers.eos)
         own.plan.unlink(missing_ok=True)
         factors = blank_factors(draft.config, one.draft.head.rank)
