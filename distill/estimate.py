@@ -26,7 +26,7 @@ TRAIN_FLOPS, ANSWER_FLOPS = 2.3e11, 6.7e10
 
 def draft_lines(
     key: str, recipe: Recipe, draft: Draft, target: Config, config: Config, reference: Config | None,
-    device: Device | None, problems: list[str],
+    device: Device | None, problems: list[str], spent: list[float | None],
 ) -> Iterator[str]:  # fmt: skip
     """Size, memory on each device, disk and minutes of one draft.
 
@@ -38,6 +38,7 @@ def draft_lines(
         reference: the same of `distill.reference`, where there is one.
         device: that `trainer.gpu` names; None where it names none.
         problems: gets what is out of bounds.
+        spent: gets the minutes, None where they are not known.
     """
     stored, read = count(config, draft.head.size, draft.head.rank)
     by_stored, by_read = (size / whole for size, whole in zip((stored, read), count(target)))
@@ -70,7 +71,9 @@ def draft_lines(
     held = 4 * stored + found.optimizer * (recipe.trainer.num_processes if recipe.trainer.strategy == "fsdp" else 1)
     disk = 2 * held + 4 * stored + BYTES[draft.dtype] * stored
     yield f"{key}: on disk {gb(disk)} of checkpoints and draft"
-    yield f"{key}: {_minutes(recipe, config, draft, found, device)}"
+    minutes, text = _minutes(recipe, config, draft, found, device)
+    spent.append(minutes)
+    yield f"{key}: {text}"
 
 
 def _parts(recipe: Recipe, found: Footprint) -> str:
@@ -82,36 +85,43 @@ def _parts(recipe: Recipe, found: Footprint) -> str:
         f"optimizer ({recipe.distill.optimizer})": found.optimizer,
         "bf16 copies": found.copies,
         teacher + (" and the reference" if recipe.distill.reference is not None else ""): found.teacher,
+        "gathered layers": found.gathered,
         "activations": found.activations,
         "logits": found.logits,
     }
     return ", ".join(f"{name} {gb(size)}" for name, size in named.items() if size)
 
 
-def _minutes(recipe: Recipe, config: Config, draft: Draft, found: Footprint, device: Device | None) -> str:
+def _minutes(
+    recipe: Recipe, config: Config, draft: Draft, found: Footprint, device: Device | None
+) -> tuple[float | None, str]:
+    """Minutes of training, None where they are not known, and what is said of them."""
     stage = recipe.distill
     steps = stage.max_steps if recipe.draft.race_steps is None else recipe.draft.race_steps
     if pace := own_pace(recipe):
         seconds, where = pace
-        return f"about {steps * seconds / 60:.1f} minutes for {steps} steps at {seconds:.2f} s, measured in {where}"
-    if device is not None:
+        how = f"for {steps} steps at {seconds:.2f} s, measured in {where}"
+    elif device is not None:
         seconds = step_s(device, found)
-        return (
-            f"about {steps * seconds / 60:.1f} minutes for {steps} steps at {seconds:.2f} s, predicted for "
-            f"{device.name} from its published peaks ({device.train_frac:.0%} of {device.flops / 1e12:.0f} TFLOP/s), "
-            "not measured; every token is taken for an answer's, validation is not counted"
+        how = (
+            f"for {steps} steps at {seconds:.2f} s, predicted for {device.name} from its published peaks "
+            f"({device.train_frac:.0%} of {device.flops / 1e12:.0f} TFLOP/s), not measured; every token is taken for "
+            "an answer's, validation is not counted"
         )
-    if recipe.trainer.accelerator == "cuda":
-        return (
+    elif recipe.trainer.accelerator == "cuda":
+        return None, (
             "minutes unknown: no earlier run of this recipe here, and trainer.gpu names no device; the first 20 steps "
             "will tell"
         )
-    read = count(config, draft.head.size, draft.head.rank)[1]
-    spent = 6 * read * stage.tokens_per_step * stage.accumulate * steps
-    return (
-        f"about {spent / TRAIN_FLOPS / 60:.1f} minutes for {steps} steps on a CPU, at the "
-        f"{TRAIN_FLOPS / 1e9:.0f} GFLOP/s measured on two cores with bf16 products; a GPU's are unknown"
-    )
+    else:
+        read = count(config, draft.head.size, draft.head.rank)[1]
+        seconds = 6 * read * stage.tokens_per_step * stage.accumulate / TRAIN_FLOPS
+        how = (
+            f"for {steps} steps on a CPU, at the {TRAIN_FLOPS / 1e9:.0f} GFLOP/s measured on two cores with bf16 "
+            "products; a GPU's are unknown"
+        )
+    minutes = steps * seconds / 60
+    return minutes, f"about {minutes:.1f} minutes {how}"
 
 
 def step_s(device: Device, found: Footprint) -> float:
@@ -120,7 +130,9 @@ def step_s(device: Device, found: Footprint) -> float:
     return products + found.sent_bytes / device.link + found.moved_bytes / (device.bandwidth * device.bandwidth_frac)
 
 
-def answer_lines(recipe: Recipe, target: Config, device: Device | None, problems: list[str]) -> Iterator[str]:
+def answer_lines(
+    recipe: Recipe, target: Config, device: Device | None, problems: list[str], spent: list[float | None]
+) -> Iterator[str]:
     """Memory, disk and minutes of writing the answers.
 
     Args:
@@ -128,6 +140,7 @@ def answer_lines(recipe: Recipe, target: Config, device: Device | None, problems
         target: content of its config.json.
         device: that `trainer.gpu` names; None where it names none.
         problems: gets what does not fit.
+        spent: gets the minutes at most, None where they are not known.
     """
     stage, size = recipe.responses, BYTES[recipe.target.dtype]
     stored, read = count(target)
@@ -150,7 +163,7 @@ def answer_lines(recipe: Recipe, target: Config, device: Device | None, problems
             f"target: {gb(4 * stored * recipe.trainer.devices)} of host memory on each machine while the draft is cut: "
             "a float32 copy in each of its processes"
         )
-    yield from _replay(recipe, target, device)
+    yield from _replay(recipe, target, device, spent)
     # Held-out answers are a few dozen prompts a domain. The states are written whatever the teacher reads later.
     disk = tokens * target["hidden_size"] * 2
     text = f"answers: at most {prompts} x {stage.max_new_tok} tokens, {gb(disk)} of hidden states on disk"
@@ -159,23 +172,25 @@ def answer_lines(recipe: Recipe, target: Config, device: Device | None, problems
         text += f" and {gb(tokens * (8 * kept + 4))} of the {kept} likeliest tokens"
     elif recipe.distill.teacher == "live":
         text += " (a live teacher does not read them)"
+    minutes: float | None = None
     if stage.server:
-        yield f"{text}; {len(stage.server)} endpoints write them at a pace that is not known here"
+        text += f"; {len(stage.server)} endpoints write them at a pace that is not known here"
     elif device is not None and target["model_type"] in LAYER_OPS:
         decoding = tokens / rows * step_ms(device, target, rows, 1, asked + stage.max_new_tok, eager=True) / 1e3
         reading = 2 * read * asked * prompts / (device.flops * device.compute_frac)
-        yield (
-            f"{text}, at most about {(decoding + reading) / 60:.1f} minutes, predicted for one {device.name} (one "
-            "process writes them) from its published peaks, not measured"
+        minutes = (decoding + reading) / 60
+        text += (
+            f", at most about {minutes:.1f} minutes, predicted for one {device.name} (one process writes them) from "
+            "its published peaks, not measured"
         )
-    elif recipe.trainer.accelerator == "cuda":
-        yield text
-    else:
+    elif recipe.trainer.accelerator != "cuda":
         minutes = 2 * read * tokens / ANSWER_FLOPS / 60
-        yield f"{text}, on a CPU at most about {minutes:.1f} minutes (250 tokens/s measured with 135 M on two cores)"
+        text += f", on a CPU at most about {minutes:.1f} minutes (250 tokens/s measured with 135 M on two cores)"
+    spent.append(minutes)
+    yield text
 
 
-def _replay(recipe: Recipe, target: Config, device: Device | None) -> Iterator[str]:
+def _replay(recipe: Recipe, target: Config, device: Device | None, spent: list[float | None]) -> Iterator[str]:
     """What the on-policy stage takes beside its steps, which are the run's: at most, with every proposal refused."""
     stage = recipe.distill.replay
     if stage is None:
@@ -183,19 +198,20 @@ def _replay(recipe: Recipe, target: Config, device: Device | None) -> Iterator[s
     num = min(stage.num_prompts, recipe.traffic.num_train)
     states = num * recipe.responses.max_new_tok * (stage.k + 1)
     total = rounds_of(recipe)[-1].distill.max_steps
-    spent = 2 * count(target)[1] * states
+    work = 2 * count(target)[1] * states
+    minutes: float | None = None
+    text = ""
     if device is not None:
-        minutes = (
-            f", at least {spent / (device.flops * device.compute_frac) / 60:.1f} minutes, predicted, to write them"
-        )
-    elif recipe.trainer.accelerator == "cuda":
-        minutes = ""
-    else:
-        minutes = f", on a CPU at most about {spent / ANSWER_FLOPS / 60:.1f} minutes to write them"
+        minutes = work / (device.flops * device.compute_frac) / 60
+        text = f", at least {minutes:.1f} minutes, predicted, to write them"
+    elif recipe.trainer.accelerator != "cuda":
+        minutes = work / ANSWER_FLOPS / 60
+        text = f", on a CPU at most about {minutes:.1f} minutes to write them"
+    spent.append(minutes)
     yield (
         f"replay: the last {total - replay_start(total, stage.frac)} of {total} steps, on proposals to {num} prompts: "
         f"at most {states / 1e6:.2f} M verified positions, {gb(2 * states * target['hidden_size'])} of hidden states "
-        f"on disk{minutes}"
+        f"on disk{text}"
     )
 
 

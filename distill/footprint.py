@@ -2,7 +2,8 @@
 
 Memory is what stays or lives at once in a step as the module runs it: float32 weights, gradients and optimizer, bf16
 copies under autocast, activations of one micro-batch (nothing is recomputed but the logits), one chunk of logits, what
-the teacher holds. The allocator's slack, CUDA itself (some 1 GB) and the host's memory are not in it.
+the teacher holds. With fsdp it is a device's part of the draft and of a live target, and what is gathered whole for as
+long as it runs. The allocator's slack, CUDA itself (some 1 GB) and the host's memory are not in it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distill.counts import attention_width, count, head_dim, kv_heads, layer_matrices, lora_count
+from distill.counts import attention_width, count, head_dim, kv_heads, layer_matrices, lora_count, tied
 from distill.schema import Recipe
 from distill.schema_draft import Draft
 
@@ -19,6 +20,8 @@ Config = Mapping[str, Any]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Chunks of logits alive at once in the loss, each in float32: both models' logits, probabilities and gradients.
 LOGIT_COPIES = 6
+# Layers that fsdp holds whole at once: the one that runs, and the next, which comes meanwhile.
+GATHERED_LAYERS = 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,9 @@ class Footprint:
     Attributes:
         weights, gradients, optimizer, buckets, copies: of the draft; buckets are what DDP gathers gradients in, copies
             the bf16 ones that autocast makes.
-        teacher: the target's head, or with teacher: live all of it, and a reference draft.
+        teacher: the target's head; with teacher: live the target beside it, of which fsdp leaves each device a part; a
+            reference draft, whole.
+        gathered: by fsdp, of the draft or the live target, whichever is more: they do not run at the same time.
         activations, logits: of one micro-batch.
         flops: products of a step.
         moved_bytes: read and written by the optimizer in a step.
@@ -43,6 +48,7 @@ class Footprint:
     buckets: float
     copies: float
     teacher: float
+    gathered: float
     activations: float
     logits: float
     flops: float
@@ -55,7 +61,7 @@ class Footprint:
     def total(self) -> float:
         """Bytes at once on one device."""
         parts = (self.weights, self.gradients, self.optimizer, self.buckets, self.copies)
-        return sum(parts) + self.teacher + self.activations + self.logits
+        return sum(parts) + self.teacher + self.gathered + self.activations + self.logits
 
 
 def footprint(
@@ -86,7 +92,10 @@ def footprint(
     mixed = trainer.precision == "bf16-mixed"
 
     used = rows if head.size is None else head.size + stage.outside_rows
-    teacher = target["vocab_size"] * target["hidden_size"] * BYTES[recipe.target.dtype]
+    size = BYTES[recipe.target.dtype]
+    teacher = target["vocab_size"] * target["hidden_size"] * size
+    gathered = _gathered(config, 4) if sharded else 0
+    sent = 2 * 4 * trained * (world - 1) / world * (1.5 if sharded else 1)  # a ring's sum: every element about twice
     tokens = stage.tokens_per_step
     flops = 6 * body * tokens
     if draft.lora is not None:
@@ -95,8 +104,14 @@ def footprint(
     inner = width if head.rank is None else head.rank
     flops += 2 * tokens * used * (4 * inner + (0 if stage.teacher == "topk" else 2 * target["hidden_size"]))
     if stage.teacher == "live":
-        teacher = count(target)[0] * BYTES[recipe.target.dtype]
         flops += 2 * count(target, 0)[1] * tokens
+        # The loss has a copy of the head. Where the target is cut, a head of its own is dropped for that copy.
+        own_head = 0 if tied(target) or not sharded else target["vocab_size"] * target["hidden_size"]
+        held = (count(target)[0] - own_head) * size
+        teacher += held / parts
+        if sharded:
+            gathered = max(gathered, _gathered(target, size))
+            sent += held * (world - 1) / world * stage.accumulate  # gathered once a micro-batch
     if reference is not None:
         teacher += 4 * count(reference)[0]
         flops += 2 * count(reference)[1] * tokens + 2 * tokens * used * width
@@ -107,16 +122,24 @@ def footprint(
         buckets=4 * trained if world > 1 and not sharded else 0,
         copies=2 * (body + (used * inner)) if mixed else 0,
         teacher=teacher,
+        gathered=gathered,
         activations=activation_bytes(config, mixed) * tokens,
         logits=LOGIT_COPIES * 4 * min(stage.chunk_tok, tokens) * used,
         flops=flops * stage.accumulate,
         # Read weight, gradient, moments; write weight and moments.
         moved_bytes=(12 * trained + 2 * moments) / parts,
-        # A ring's sum: each device sends every element about twice.
-        sent_bytes=2 * 4 * trained * (world - 1) / world * (1.5 if sharded else 1),
+        sent_bytes=sent,
         trained=trained,
         head_rows=used,
     )
+
+
+def _gathered(config: Config, size: int) -> float:
+    """Bytes of the embedding, which fsdp keeps whole while the body runs, and of the layers beside it."""
+    table = config["vocab_size"] * config["hidden_size"]
+    num = config["num_hidden_layers"]
+    layer = (count(config)[0] - table * (1 if tied(config) else 2) - config["hidden_size"]) / num
+    return size * (table + min(GATHERED_LAYERS, num) * layer)
 
 
 def activation_bytes(config: Config, mixed: bool) -> float:

@@ -19,7 +19,7 @@ from distill.fields import sources
 from distill.known import BUNDLED, PRE_NORM, PRUNABLE, SUPPORTED, bundled_folder, text_settings
 from distill.published import published_config
 from distill.readers import TrafficError, is_hub_id
-from distill.recipe import Draft, Recipe, rounds_of
+from distill.recipe import Draft, Recipe, round_draft, rounds_of
 from distill.traffic import first_prompts
 
 ROWS = 20
@@ -47,6 +47,7 @@ def look(recipe: Recipe, name: str) -> list[str]:
     device = _device(recipe, problems)
     target = find_config(recipe.target.model, "target.model", problems, lines)
     reference = _reference(recipe, problems)
+    spent: list[float | None] = []
     source = target  # of a round: what the one before left
     for key, one, draft in _drafts(recipe):
         if draft.kind == "pretrained":
@@ -58,12 +59,18 @@ def look(recipe: Recipe, name: str) -> list[str]:
         if draft.head.size is not None and found is not None and draft.head.size > found["vocab_size"]:
             problems.append(f"{key}.head.size = {draft.head.size}: the head has {found['vocab_size']} rows")
         if target is not None and found is not None:
-            lines += draft_lines(key, one, draft, target, found, reference, device, problems)
+            lines += draft_lines(key, one, draft, target, found, reference, device, problems, spent)
     if target is not None:
         if recipe.distill.teacher == "topk" and recipe.distill.teacher_topk > target["vocab_size"]:
             kept, rows = recipe.distill.teacher_topk, target["vocab_size"]
             problems.append(f"distill.teacher_topk = {kept}: the target's head has {rows} rows; lower it")
-        lines += answer_lines(recipe, target, device, problems)
+        lines += answer_lines(recipe, target, device, problems, spent)
+    known = [minutes for minutes in spent if minutes is not None]
+    # A race goes on with one of its drafts, which is not known yet.
+    if len(known) == len(spent) > 1 and recipe.draft.kind != "race":
+        lines.append(
+            f"in all: about {sum(known):.0f} minutes before the evaluation, if every answer is as long as it may be"
+        )
     if problems:
         heading = "a reason" if len(problems) == 1 else f"{len(problems)} reasons"
         raise CheckError("\n".join([f"{name}: {heading} not to start", *(f"  {line}" for line in problems)]))
@@ -169,9 +176,16 @@ def cut_config(
         draft: its stage, kind: prune.
         source: content of the config.json that it is cut from: the target's, or an earlier round's.
         problems: gets what can not be cut.
-        target: the target's config, whose layers `draft.layers` counts; None: `source` is the target.
+        target: the target's config, whose layers `draft.layers` counts; None: `source` is the target, and all rounds of
+            the draft come in between.
     """
-    target = source if target is None else target
+    if target is None:
+        target = source
+        for number, one in enumerate(draft.rounds):
+            cut = cut_config(f"{key}.rounds[{number}]", round_draft(draft, one), source, problems, target)
+            if cut is None:
+                return None
+            source = cut
     kind, layers, there = source["model_type"], target["num_hidden_layers"], source["num_hidden_layers"]
     whose = "the target" if source is target else "the round before"
     before = len(problems)

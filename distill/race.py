@@ -28,7 +28,8 @@ from distill.fit import fit
 from distill.recipe import Recipe
 from distill.runs import Run, Stop
 from distill.shape import ShapeError, Sizes, Target, blank_factors, check_draft, draft_config
-from distill.stages import find_costs, prepare, read_plan, shortlist_of, trained_on, write_plan
+from distill.shortlist import shortlist_of
+from distill.stages import find_costs, prepare, read_plan, trained_on, write_plan
 from distill.teacher import ResponseDataset
 from distill.track import NullTracker
 from engine.costs import Costs
@@ -209,8 +210,8 @@ def _measure(
         return
     for one, own in zip(runners, runs):
         own.folder.mkdir(parents=True, exist_ok=True)
-        draft = AutoModelForCausalLM.from_config(draft_config(one, target), dtype=model.dtype)
-        shortlist = shortlist_of(one, target, answers.training, answers.eos)
+        draft = AutoModelForCausalLM.from_config(draft_config(one, target.config), dtype=model.dtype)
+        shortlist = shortlist_of(one, target.config, answers.training.rows, answers.eos)
         own.plan.unlink(missing_ok=True)
         factors = blank_factors(draft.config, one.draft.head.rank)
         find_costs(one, own, model, draft, shortlist, answers.held_out, factors)

@@ -53,7 +53,7 @@ class Traffic(Stage):
     """Prompts of the domain, to train on and to measure with.
 
     Attributes:
-        domain: code, math, qa or mixed for bundled prompts; any word for own files.
+        domain: code, math, qa or mixed (as many of each) for bundled prompts; any word for own files.
         train, heldout: "bundled", or a path, a glob, a hub data set id, or a list of these.
         split_train, split_heldout: splits of a hub data set.
         prompt_column, messages_column, response_column: names in own files.

@@ -85,7 +85,7 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
         TokenizerMismatch: a pretrained draft that means other tokens.
     """
     stage, head = recipe.draft, recipe.draft.head
-    config = draft_config(recipe, target)
+    config = draft_config(recipe, target.config)
     if stage.kind == "pretrained":
         assert stage.model is not None
         check_shared(target.tokenizer, load_tokenizer(stage.model), target.config.vocab_size, config.vocab_size)
@@ -114,8 +114,12 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
     return sizes
 
 
-def draft_config(recipe: Recipe, target: Target) -> PreTrainedConfig:
+def draft_config(recipe: Recipe, target: PreTrainedConfig) -> PreTrainedConfig:
     """The draft's config; which of the target's layers it keeps may still be open, its sizes are not.
+
+    Args:
+        recipe: its draft is one draft; a width that it leaves open is that of the last round that names one.
+        target: the target's config.
 
     Raises:
         ValueError: a shape that can not be cut; a ShapeError, with its number, in a round.
@@ -124,7 +128,7 @@ def draft_config(recipe: Recipe, target: Target) -> PreTrainedConfig:
     if stage.kind == "pretrained":
         assert stage.model is not None
         return load_config(resolve(stage.model))
-    config, held = target.config, list(range(target.config.num_hidden_layers))
+    config, held = target, list(range(target.num_hidden_layers))
     shapes: tuple[Round | Draft, ...] = (*stage.rounds, stage)
     for number, one in enumerate(shapes):
         try:

@@ -1,4 +1,4 @@
-"""From a recipe to what training needs: the target's answers, the shortlist, the costs. All lies in the run folder."""
+"""From a recipe to what training needs: the target's answers, the draft, the costs. All lies in the run folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import logging
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from distill.recipe import Distill, Recipe
 from distill.responses import write_responses
 from distill.runs import Run, RunError
 from distill.shape import Target
-from distill.shards import ResponseRow
+from distill.shortlist import by_use, coverage_line, shortlist_of
 from distill.teacher import ResponseDataset
 from distill.traffic import load_prompts, stream_prompts
 from distill.validation import Served, Validation
@@ -90,37 +89,6 @@ def write_answers(recipe: Recipe, run: Run, target: Target, model: PreTrainedMod
             recipe.traffic.system,
             progress,
         )
-
-
-def count_shortlist(rows: Sequence[ResponseRow], size: int, vocab_size: int, always: Sequence[int]) -> Tensor:
-    """The ids that the target writes most often in its answers.
-
-    Args:
-        rows: training answers.
-        size: ids to keep.
-        vocab_size: rows of the head; when the answers hold too few different ids, those of the prompts follow, then
-            the lowest ones (byte-pair merges are numbered by frequency).
-        always: ids that are kept whatever their count (end of text).
-
-    Returns:
-        [size] ids, ascending.
-    """
-    answers = Counter(token for row in rows for token in row.answer_ids)
-    prompts = Counter(token for row in rows for token in row.prompt_ids)
-    order = dict.fromkeys(always)
-    for counts in (answers, prompts):
-        order |= dict.fromkeys(sorted(counts, key=lambda token: (-counts[token], token)))
-    ids = list(order | dict.fromkeys(range(vocab_size)))[:size]
-    return torch.tensor(sorted(ids))
-
-
-def coverage(rows: Sequence[ResponseRow], shortlist: Tensor) -> dict[str, float]:
-    """Share of the answers' tokens that are in the shortlist, by domain."""
-    kept = set(shortlist.tolist())
-    domains: dict[str, list[bool]] = {}
-    for row in rows:
-        domains.setdefault(row.domain, []).extend(token in kept for token in row.answer_ids)
-    return {domain: statistics.fmean(inside) for domain, inside in sorted(domains.items()) if inside}
 
 
 def find_costs(
@@ -240,11 +208,10 @@ def prepare(
     """
     stage = recipe.distill
     torch.manual_seed(recipe.seed)  # so that it does not matter what ran before, in this process or another
-    shortlist = shortlist_of(recipe, target, dataset, eos)
+    shortlist = shortlist_of(recipe, target.config, dataset.rows, eos)
     if shortlist is not None:
-        shares = ", ".join(f"{name} {100 * share:.2f}%" for name, share in coverage(held_out.rows, shortlist).items())
-        rows = target.config.vocab_size
-        log.info("shortlist: %d of %d head rows; covers held-out answers: %s", len(shortlist), rows, shares)
+        order = by_use(dataset.rows, target.config.vocab_size, eos)
+        log.info("%s", coverage_line(order, shortlist, held_out.rows))
     made = make_draft(recipe, target, model, dataset, source)
     served = find_costs(recipe, run, model, made.model, shortlist, held_out, made.factors)
     if recipe.draft.lora is not None:
@@ -261,12 +228,6 @@ def prepare(
 def trained_on(stage: Distill, dataset: ResponseDataset) -> ResponseDataset:
     """The answers as the loss reads them: what makes the draft wants the states, a top-k teacher keeps none."""
     return ResponseDataset(dataset.folder, stage.max_length, topk=True) if stage.teacher == "topk" else dataset
-
-
-def shortlist_of(recipe: Recipe, target: Target, dataset: ResponseDataset, eos: Sequence[int]) -> Tensor | None:
-    """The head rows that the engine will use, or None for all."""
-    size = recipe.draft.head.size
-    return None if size is None else count_shortlist(dataset.rows, size, target.config.vocab_size, eos)
 
 
 def _prefill_ms(runner: Runner, num_tok: int) -> float:

@@ -33,8 +33,8 @@ def load_prompts(traffic: Traffic, split: Split, seed: int, domains: Sequence[st
 
     Args:
         traffic: the recipe's stage.
-        split: "train" gives up to num_train prompts of traffic.domain (of all domains when that is "mixed"); "heldout"
-            gives up to num_heldout prompts for each domain.
+        split: "train" gives up to num_train prompts of traffic.domain (of all domains when that is "mixed", as many of
+            each where all are bundled); "heldout" gives up to num_heldout prompts for each domain.
         seed: of the sample.
         domains: held-out domains wanted; None is all there are. Ignored for "train", where the recipe names the domain.
 
@@ -81,8 +81,15 @@ def stream_prompts(traffic: Traffic, seed: int) -> Iterator[Prompt]:
     sieve, sample = Sieve(), Sample(traffic.num_train, seed)
     for prompt in _prompts(traffic, "heldout", wanted, Counter()):
         sieve.hold(prompt)
+    # How many prompts a bundled domain has says nothing of anybody's traffic, so a mixed draft takes as many of each.
+    even = wanted is None and sources(traffic.train) == ("bundled",)
+    share = -(-traffic.num_train // len(BUNDLED_DOMAINS))
+    shares = {domain: Sample(share, seed) for domain in BUNDLED_DOMAINS} if even else {}
     for prompt in _distinct(_prompts(traffic, "train", wanted, counts), sieve, counts):
-        sample.add(prompt)
+        shares.get(prompt.domain, sample).add(prompt)
+    for part in shares.values():
+        for prompt in part:
+            sample.add(prompt)
     del sieve  # its file may be large
     _report("train", counts, len(sample), traffic.num_train)
     _require(len(sample) > 0, traffic, "train", counts)

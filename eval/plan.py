@@ -230,27 +230,27 @@ def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None, i
     """(name, config, head rows, rank of the head) of the recipe's draft and of its neighbours in depth and head.
 
     Args:
-        recipe: its draft stage; a pretrained draft has its own config and no neighbours; a race gives its candidates.
+        recipe: its draft stage, at the shape that its rounds end with; a pretrained draft has its own config and no
+            neighbours; a race gives its candidates.
         config: the target's.
     """
-    from distill.models import load_config
     from distill.prune import layer_plan, pruned_config
+    from distill.shape import draft_config
 
     stage, rows, rank = recipe.draft, recipe.draft.head.size, recipe.draft.head.rank
     if stage.candidates is not None:
         alone = [recipe.model_copy(update={"draft": draft}) for draft in stage.candidates]
         return [(f"candidate {n}", *shapes_of(one, config)[0][1:]) for n, one in enumerate(alone)]
+    own = draft_config(recipe, config)
+    found = [("recipe", own, rows, rank)]
     if stage.kind == "pretrained":
-        assert stage.model is not None
-        return [("recipe", load_config(stage.model), rows, rank)]
-    layers = layer_plan(config.num_hidden_layers, stage.layers, stage.num_layers)
-    widths = (stage.hidden_size, stage.intermediate_size, stage.num_kv_heads)
-    found = [("recipe", pruned_config(config, layers, *widths), rows, rank)]
-    for depth in sorted({1, 2, 4, config.num_hidden_layers // 2} - {len(layers)}):
+        return found
+    widths = (own.hidden_size, own.intermediate_size, own.num_key_value_heads)
+    for depth in sorted({1, 2, 4, config.num_hidden_layers // 2} - {own.num_hidden_layers}):
         kept = layer_plan(config.num_hidden_layers, None, depth)
         found.append((f"{depth} layer{'s' * (depth > 1)}", pruned_config(config, kept, *widths), rows, rank))
     if rows is not None or rank is not None:
-        found.append(("whole head", pruned_config(config, layers, *widths), None, None))
+        found.append(("whole head", own, None, None))
     return found
 
 

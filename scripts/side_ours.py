@@ -18,7 +18,7 @@ from distill.module import DraftModule
 from distill.recipe import Recipe, load_recipe
 from distill.runs import Run, Stop
 from distill.shape import find_target
-from distill.stages import shortlist_of
+from distill.shortlist import shortlist_of
 from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
 from distill.validation import Served, Validation
@@ -58,7 +58,7 @@ def train(job: dict[str, Any], recipe: Recipe, steps: int) -> tuple[list[dict[st
     draft = load_model(job["student"], "float32")
     rank = recipe.draft.head.rank
     factors = None if rank is None else low_rank_factors(draft.get_output_embeddings().weight, rank)
-    shortlist = shortlist_of(recipe, target, answers, eos)
+    shortlist = shortlist_of(recipe, target.config, answers.rows, eos)
     module = DraftModule(draft, teacher, stage, recipe.seed, shortlist, factors, softcap, live)
     held_out = ResponseDataset(Path(job["heldout"]), stage.max_length)
     validation = Validation(held_out, Served(SOME_COSTS, (1,)), module.softcaps, stage.tokens_per_step, stage.chunk_tok)

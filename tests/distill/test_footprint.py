@@ -96,7 +96,8 @@ def test_teachers_processes_and_updates_have_their_parts(tmp_path: Path) -> None
     one = footprint(base, base.draft, target, config)
     assert one.teacher == 2 * 96 * 64 and one.buckets == 0 and one.sent_bytes == 0
     live = recipe(tmp_path, "distill.teacher=live")
-    assert footprint(live, live.draft, target, config).teacher == 2 * count(target)[0]
+    # The target, and the copy of its head that the loss reads.
+    assert footprint(live, live.draft, target, config).teacher == 2 * count(target)[0] + one.teacher
     assert footprint(live, live.draft, target, config).flops > one.flops
     both = footprint(base, base.draft, target, config, reference=config)
     assert both.teacher == one.teacher + 4 * count(config)[0]
@@ -113,3 +114,32 @@ def test_teachers_processes_and_updates_have_their_parts(tmp_path: Path) -> None
     twice = copy.deepcopy(base).model_copy(update={"distill": base.distill.model_copy(update={"accumulate": 2})})
     assert footprint(twice, base.draft, target, config).flops == 2 * one.flops
     assert footprint(twice, base.draft, target, config).total == one.total
+
+
+def test_a_sharded_teacher_counts_by_its_part_a_replicated_one_whole(tmp_path: Path) -> None:
+    """Worked by hand. A layer: q and o 2 x 64 x 64, k and v 2 x 64 x 32, ffn 3 x 64 x 160, norms 128: 43,136."""
+    _, target = built("llama")
+    target = {**target, "num_hidden_layers": 30, "tie_word_embeddings": False}
+    config = {**target, "num_hidden_layers": 3}
+    assert count(target)[0] == 30 * 43_136 + 64 + 2 * 96 * 64 == 1_306_432
+    wanted = ("distill.teacher=live", "trainer.devices=4")
+    whole = recipe(tmp_path, *wanted, "trainer.strategy=ddp")
+    every = footprint(whole, whole.draft, target, config)
+    assert every.teacher == 2 * 1_306_432 + 2 * 6_144 == 2_625_152  # bf16; the loss's copy of the head beside it
+    assert every.gathered == 0
+    cut = recipe(tmp_path, *wanted, "trainer.strategy=fsdp")
+    part = footprint(cut, cut.draft, target, config)
+    # The head of its own is dropped for the loss's copy, which is whole in every process; a quarter of all else.
+    assert part.teacher == 2 * 1_300_288 / 4 + 2 * 6_144 == 662_432
+    tied = {**target, "tie_word_embeddings": True}
+    assert footprint(cut, cut.draft, tied, config).teacher == 662_432  # the embedding is cut in any case
+    # Whole while it runs: the draft's embedding and two of its layers in float32, more than the target's in bf16.
+    assert part.gathered == 4 * (6_144 + 2 * 43_136) == 369_664
+    large = {**target, "num_hidden_layers": 4, "intermediate_size": 1_600}
+    assert footprint(cut, cut.draft, large, config).gathered == 2 * (6_144 + 2 * (43_136 + 3 * 64 * 1_440)) == 1_290_752
+    assert footprint(cut, cut.draft, target, {**config, "num_hidden_layers": 1}).gathered == 4 * (6_144 + 43_136)
+    cached = recipe(tmp_path, "trainer.devices=4", "trainer.strategy=fsdp")
+    own = footprint(cached, cached.draft, target, config)
+    assert own.teacher == 2 * 6_144  # the head alone, as with one process
+    assert part.sent_bytes - own.sent_bytes == 2 * 1_300_288 * 3 / 4
+    assert part.total - own.total == 2 * 1_300_288 / 4

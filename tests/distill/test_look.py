@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -11,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from distill.known import bundled_folder
 from distill.look import CheckError, look
 from distill.recipe import load_recipe
 from distill.train import main
 from tests.distill.test_train import ROOT, newest, write_world
+
+ONE = "num_layers: 1, size_frac: [0, 1]"
+RACE = f"draft={{kind: race, race_steps: 4, candidates: [{{{ONE}}}, {{{ONE}, bridge: true}}]}}"
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +159,42 @@ def test_a_gpu_of_the_table_is_predicted_for(world: Path) -> None:
     many = ("distill.tokens_per_step=20000000", "trainer.gpu=l4", "responses.batch_size=2000")
     with pytest.raises(CheckError, match=r"on each device, and l4 has 24\.00 GB"):
         lines(world, *many)
+
+
+@pytest.fixture
+def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The sizes of the bundled target, in a cache of their own."""
+    monkeypatch.setenv("SPECDRAFT_CACHE", str(tmp_path))
+    folder = bundled_folder("smollm2-135m-instruct")
+    folder.mkdir(parents=True)
+    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3}
+    (folder / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "tie_word_embeddings": True}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"),
+    [("code", 12, 20), ("math", 12, 20), ("qa", 12, 20), ("tiny", 0, 3), ("long", 110, 150)],
+)
+def test_the_bundled_recipes_pass_and_take_about_what_they_say(
+    name: str, lowest: float, highest: float, bundled: Path
+) -> None:
+    text = "\n".join(look(load_recipe(ROOT / "recipes" / f"{name}.yaml", [f"output_dir={bundled}"]), name))
+    *parts, whole = (float(found) for found in re.findall(r"about ([\d.]+) minutes", text))
+    assert len(parts) == 2 and lowest <= whole <= highest, text  # training and, at most, the answers
+    assert whole == pytest.approx(sum(parts), abs=0.6)
+
+
+def test_the_race_recipe_has_a_control(bundled: Path) -> None:
+    text = "\n".join(look(load_recipe(ROOT / "recipes" / "race.yaml", [f"output_dir={bundled}"]), "race"))
+    assert re.search(r"candidates\[6\]: .* read per drafted token \(1\.9%\)", text) and "in all" not in text
+
+
+def test_minutes_are_added_up_where_all_are_known(world: Path) -> None:
+    assert "in all: about" in lines(world) and "in all: about" in lines(world, "distill.replay={frac: 0.3}")
+    for unknown in ("trainer.accelerator=cuda", "responses.server=[http://127.0.0.1:9]", RACE):
+        assert "in all" not in lines(world, unknown)
 
 
 def test_it_takes_no_torch_and_no_two_seconds(world: Path) -> None:

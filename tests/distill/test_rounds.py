@@ -60,7 +60,7 @@ def test_the_first_step_of_a_round_is_taken_by_what_the_round_before_left(done: 
     """Layers alone, so the cut is exact: the loss of a round's first step is that of the cut model on the same rows."""
     from distill.module import DraftModule
     from distill.shape import find_target
-    from distill.stages import shortlist_of
+    from distill.shortlist import shortlist_of
     from distill.step_loss import step_loss
     from distill.teacher import BatchPlan, ResponseDataset, Windows
 
@@ -71,7 +71,7 @@ def test_the_first_step_of_a_round_is_taken_by_what_the_round_before_left(done: 
     config, state = prune(model.config, model.state_dict(), [0, 2, 3, 5])
     draft = AutoModelForCausalLM.from_config(config)
     draft.load_state_dict(state)
-    shortlist = shortlist_of(recipe, target, dataset, (1, 4))
+    shortlist = shortlist_of(recipe, target.config, dataset.rows, (1, 4))
     module = DraftModule(draft, model.lm_head.weight, one.distill, recipe.seed, shortlist)
     window = next(iter(Windows(dataset, BatchPlan(dataset.lengths, one.distill.tokens_per_step, recipe.seed))))
     import lightning.pytorch as pl

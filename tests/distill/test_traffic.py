@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,16 @@ def test_bundled_prompts_are_the_same_in_another_process() -> None:
         for seed in ("1", "2")
     ]  # fmt: skip
     assert run[0] == run[1]
+
+
+def test_a_mixed_draft_takes_as_many_bundled_prompts_of_each_domain() -> None:
+    prompts = load_prompts(Traffic(domain="mixed", num_train=100), "train", 0)
+    assert len(prompts) == 100
+    counts = Counter(prompt.domain for prompt in prompts)
+    assert sorted(counts.values()) in ([32, 34, 34], [33, 33, 34]) and counts.keys() == {"code", "math", "qa"}
+    assert len({prompt.domain for prompt in prompts[:50]}) == 3  # shuffled, not one domain after another
+    alone = load_prompts(Traffic(domain="qa", num_train=30), "train", 0)
+    assert {prompt.id for prompt in alone} <= {prompt.id for prompt in prompts}  # the same order of the same domain
 
 
 def test_an_unknown_bundled_domain_is_refused() -> None:

@@ -20,7 +20,7 @@ from distill.fit import checkpoint_step
 from distill.models import load_tokenizer
 from distill.recipe import load_recipe
 from distill.runs import Run
-from distill.stages import count_shortlist, held_out
+from distill.stages import held_out
 from distill.train import main
 from tests.conftest import make_config, make_target, make_tokenizer
 from tests.distill.test_track import folded, of, records
@@ -330,15 +330,3 @@ def test_t01_a_draft_with_more_rows_learns_the_shared_ones(world: Path, tmp_path
     text = (newest(tmp_path) / "train.log").read_text()
     assert "512" in text
     assert "576" in text
-
-
-def test_shortlist_counts_answers_and_always_holds_the_end(run: Path) -> None:
-    from distill.teacher import ResponseDataset
-
-    rows = ResponseDataset(run / "responses", 80).rows
-    ids = count_shortlist(rows, 10, 512, always=(1, 4)).tolist()
-    assert len(set(ids)) == 10
-    assert {1, 4} <= set(ids)
-    assert ids == sorted(ids)
-    whole = count_shortlist(rows, 512, 512, always=(1, 4)).tolist()
-    assert whole == list(range(512))
