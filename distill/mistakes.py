@@ -126,7 +126,7 @@ def _allowed(node: dict[str, Any], schema: dict[str, Any]) -> str:
         return f"{some} of: {_allowed(node['items'], schema)}"
     if kind == "object":
         names = node.get("properties") or _resolve(node.get("propertyNames", {}), schema).get("enum", [])
-        return f"keys {', '.join(names)}"
+        return f"{'one or more of the keys' if node.get('minProperties') else 'keys'} {', '.join(names)}"
     words = {
         "integer": "a whole number",
         "number": "a finite number",
@@ -147,8 +147,10 @@ def _nearest(key: Key, schema: dict[str, Any]) -> str:
     stage = _subschema(schema, key[:-1])
     options = [_resolve(option, schema) for option in stage.get("anyOf", [stage])]
     here = {name: field for option in options for name, field in option.get("properties", {}).items()}
-    # The mapping of losses has no properties, only allowed names.
-    here |= {name: {} for name in _resolve(stage.get("propertyNames", {}), schema).get("enum", [])}
+    # A mapping by loss or by group has no properties, only allowed names.
+    here |= {
+        name: {} for option in options for name in _resolve(option.get("propertyNames", {}), schema).get("enum", [])
+    }
     there = {
         f"{name}.{inner}": field
         for name, part in schema["properties"].items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -25,6 +25,10 @@ from distill.fields import (
 Rows = Annotated[int, Field(ge=1, le=64)]
 Nodes = Annotated[int, Field(ge=2, le=64)]
 Recent = Annotated[int, Field(ge=32)]
+if TYPE_CHECKING:
+    Group = str  # so that any group may be looked up
+else:
+    Group = Literal["short", "medium", "long"]
 LATENCY = ("latency@p50", "latency@p95")
 THROUGHPUT = re.compile(r"throughput@([1-9][0-9]?)")
 
@@ -59,7 +63,8 @@ class Eval(Stage):
         draft_temperature: the draft's own; null is what was fitted for it, else the target's.
         draft_temperatures: temperatures of the draft to try beside that.
         draft_top_p: the draft's own.
-        num_requests: per domain and context group.
+        num_requests: per domain and context group, one number for every group or a mapping, {short: 60, medium: 30};
+            a group that the mapping leaves out is not measured.
         min_requests: fewer give "insufficient" instead of a number.
         max_new_tok: tokens a request.
         warmup: requests run first and left out.
@@ -96,7 +101,7 @@ class Eval(Stage):
     draft_temperature: Temperature | None = None
     draft_temperatures: Annotated[tuple[Temperature, ...], AfterValidator(distinct)] = ()
     draft_top_p: TopP = 1.0
-    num_requests: Positive = 8
+    num_requests: Positive | Annotated[dict[Group, Positive], Field(min_length=1)] = 8
     min_requests: Positive = 5
     max_new_tok: Positive = 96
     warmup: Count = 1
@@ -112,9 +117,16 @@ class Eval(Stage):
     bootstrap: Annotated[int, Field(ge=100)] = 2000
     domains: Annotated[tuple[Word, ...], Field(min_length=1), AfterValidator(distinct)] = BUNDLED_DOMAINS
 
+    def num_of(self, group: str) -> int:
+        """Requests of a context group in each domain; 0 for a group that is not measured."""
+        return self.num_requests.get(group, 0) if isinstance(self.num_requests, dict) else self.num_requests
+
     def clashes(self) -> Iterator[tuple[str, str]]:
-        if self.num_requests < self.min_requests:
-            yield "num_requests", f"= {self.num_requests} is less than eval.min_requests = {self.min_requests}"
+        asked = self.num_requests if isinstance(self.num_requests, dict) else {"": self.num_requests}
+        for group, num in asked.items():
+            if num < self.min_requests:
+                key = f"num_requests.{group}".rstrip(".")
+                yield key, f"= {num} is less than eval.min_requests = {self.min_requests}"
         batch = batch_of(self.objective)
         if batch is not None and batch not in self.batches:
             yield "objective", f"= {self.objective!r} asks for batch {batch}; eval.batches = {list(self.batches)}"

@@ -41,15 +41,18 @@ def held_out(recipe: Recipe) -> list[Prompt]:
     The evaluation takes the first ones; a checkpoint must not be chosen by the prompts that it is then measured on.
     """
     found: list[Prompt] = []
+    asked = recipe.eval.num_requests
+    # Which prompt is of which group is not known here: the evaluation takes so many of a domain at most.
+    most = sum(asked.values()) if isinstance(asked, dict) else asked
     prompts = load_prompts(recipe.traffic, "heldout", recipe.seed, recipe.eval.domains)
     for domain in dict.fromkeys(prompt.domain for prompt in prompts):
         own = [prompt for prompt in prompts if prompt.domain == domain]
-        spare = own[recipe.eval.num_requests :]
+        spare = own[most:]
         if not spare:
             log.warning(
-                "%s: %d held-out prompts, all of them evaluated (eval.num_requests = %d): the best checkpoint is "
-                "chosen on prompts that it will be measured on; give more held-out prompts",
-                *(domain, len(own), recipe.eval.num_requests),
+                "%s: %d held-out prompts, all of which may be evaluated (eval.num_requests = %s): the best checkpoint "
+                "is chosen on prompts that it will be measured on; give more held-out prompts",
+                *(domain, len(own), asked),
             )
         found += (spare or own)[-recipe.distill.num_validation :]
     return found

@@ -50,9 +50,19 @@ def notes(report: Report) -> list[str]:
         )
     for domain, left in (report["settings"].get("left_out") or {}).items():
         said.append(
-            f"Left out, as they do not fit: {left['num']} held-out prompt{'s' * (left['num'] != 1)} of "
-            f"{show.plain(domain, 30)} over {left['limit_tok']:,} tokens ({left['limit']})."
+            f"Left out, as they do not fit: {_prompts(left['num'], domain)} over {left['limit_tok']:,} tokens "
+            f"({left['limit']})."
         )
+    for domain, groups in (report["settings"].get("not_asked") or {}).items():
+        for group, num in groups.items():
+            said.append(
+                f"Left out, as eval.num_requests does not name their group: {_prompts(num, domain)} "
+                f"({show.plain(group, 20)})."
+            )
     if choice["left_out"]:
         said.append(f"Not compared, too few requests: {', '.join(choice['left_out'])}.")
     return said
+
+
+def _prompts(num: int, domain: str) -> str:
+    return f"{num} held-out prompt{'s' * (num != 1)} of {show.plain(domain, 30)}"

@@ -186,34 +186,24 @@ def loads_of(concurrency: str | None, open_rate: float | None) -> list[Load]:
 
 
 def questions_of(recipe: Recipe) -> list[Question]:
-    """The prompts that eval.run measures with: the first `eval.num_requests` of each domain and class that fit.
+    """The prompts that eval.run measures with.
 
     Raises:
         ValueError: none fits.
     """
     from distill.models import load_config, load_tokenizer
-    from distill.tokens import encode_prompt, with_system
-    from distill.traffic import load_prompts
-    from eval.setup import group_of, limit_of
+    from distill.tokens import with_system
+    from eval.prompts import choose_prompts
 
     target = recipe.target.model, recipe.target.revision, recipe.target.trust_remote_code
-    tokenizer = load_tokenizer(*target)
-    stage = recipe.eval
-    limit, why = limit_of(recipe, getattr(load_config(*target), "max_position_embeddings", None))
-    left_out = 0
-    found: dict[tuple[str, str], list[Question]] = {}
-    for prompt in load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains):
-        num_tok = len(encode_prompt(tokenizer, list(prompt.messages), recipe.traffic.system))
-        key = (prompt.domain, group_of(num_tok))
-        left_out += num_tok > limit
-        if num_tok <= limit and len(found.setdefault(key, [])) < stage.num_requests:
-            messages = tuple(with_system(prompt.messages, recipe.traffic.system))
-            found[key].append(Question(prompt.id, prompt.domain, key[1], num_tok, messages))
-    if left_out:
-        log.warning("%d held-out prompts left out, over %d tokens (%s)", left_out, limit, why)
-    if not any(found.values()):
-        raise ValueError(f"no held-out prompt has {limit} tokens or less ({why}); raise it, or give other prompts")
-    return [question for cell in found.values() for question in cell]
+    positions = getattr(load_config(*target), "max_position_embeddings", None)
+    found = choose_prompts(recipe, load_tokenizer(*target), positions).cells
+    questions = []
+    for (domain, group), cell in found.items():
+        for taken in cell:
+            messages = tuple(with_system(taken.prompt.messages, recipe.traffic.system))
+            questions.append(Question(taken.prompt.id, domain, group, len(taken.ids), messages))
+    return questions
 
 
 async def _ask(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_config, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.recipe import Recipe
 from distill.schema import Eval
-from distill.tokens import encode_prompt, eos_ids
-from distill.traffic import load_prompts
+from distill.tokens import eos_ids
 from engine.bench import copy_bandwidth, measure_costs
 from engine.costs import Costs
 from engine.model import Runner
@@ -27,15 +25,10 @@ from eval.decoders import EvalRequest, Load, RequestSet
 from eval.inventory import about_draft, memory_of
 from eval.measure import Bench
 from eval.prefix import Prefixes
+from eval.prompts import GROUPS, Choice, Taken, choose_prompts
 from eval.schedule import read_schedule
 
-log = logging.getLogger(__name__)
-
-# Context classes by prompt tokens.
-GROUPS = (("short", 0, 1024), ("medium", 1024, 6144), ("long", 6144, 1 << 40))
 PLAN_CONTEXTS = (128, 512)
-# Prompts kept back for choosing a tree, and ids of left-out prompts that are named.
-NUM_SPARE, MAX_NAMED = 6, 20
 
 
 def device_of(recipe: Recipe) -> str:
@@ -65,12 +58,12 @@ class Traffic:
     Attributes:
         requests: domains and groups alternate.
         spare: further prompts of the domain that the draft is for; choosing a tree must not look at the requests.
-        left_out: by domain, prompts that do not fit: their number, why, and the first ids.
+        choice: of the held-out prompts, with what was left out.
     """
 
     requests: list[EvalRequest]
     spare: list[EvalRequest]
-    left_out: dict[str, dict[str, Any]]
+    choice: Choice
 
 
 def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dict[str, Any]]:
@@ -132,7 +125,8 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         "graph": graph_why,
         "compile": "on: chain steps" if compiled else "off: trainer.compile is false",
         "eos_ids": list(eos),
-        "left_out": traffic.left_out,
+        "left_out": traffic.choice.left_out,
+        "not_asked": traffic.choice.not_asked,
         "memory": memory,
         "scheduled": None if scheduled is None else scheduled.about(r.id for r in traffic.requests),
     }
@@ -164,27 +158,8 @@ def draft_warp(stage: Eval, meta: Mapping[str, Any]) -> Warp:
     return Warp(temperature, 0, stage.draft_top_p)
 
 
-def group_of(num_tok: int) -> str:
-    """Context class of a prompt."""
-    return next(name for name, low, high in GROUPS if low <= num_tok < high)
-
-
-def limit_of(recipe: Recipe, positions: int | None) -> tuple[int, str]:
-    """Tokens that a prompt may have, and what says so.
-
-    Args:
-        recipe: its traffic and eval stages.
-        positions: that the target has; None is no limit.
-    """
-    longest = recipe.traffic.max_prompt_tok
-    room = longest if positions is None else positions - recipe.eval.max_new_tok
-    return min(longest, room), (
-        "traffic.max_prompt_tok" if longest <= room else "the target's positions less eval.max_new_tok"
-    )
-
-
 def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> Traffic:
-    """The held-out prompts to measure with: the first `eval.num_requests` of each domain and group that fit.
+    """The requests to measure with (`prompts.choose_prompts`).
 
     Args:
         recipe: its traffic and eval stages.
@@ -194,42 +169,15 @@ def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: i
     Raises:
         ValueError: none is left.
     """
-    stage = recipe.eval
-    limit, why = limit_of(recipe, positions)
-    prompts = load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains)
-    cells: dict[tuple[str, str], list[EvalRequest]] = {}
-    spare: list[EvalRequest] = []
-    left_out: dict[str, dict[str, Any]] = {}
-    for prompt in prompts:
-        ids = encode_prompt(tokenizer, list(prompt.messages), recipe.traffic.system)
-        if len(ids) > limit:
-            entry: dict[str, Any] = {"num": 0, "limit_tok": limit, "limit": why, "ids": []}
-            entry = left_out.setdefault(prompt.domain, entry)
-            entry["num"] += 1
-            entry["ids"] += [prompt.id] if len(entry["ids"]) < MAX_NAMED else []
-            continue
-        request = EvalRequest(prompt.id, prompt.domain, group_of(len(ids)), tuple(ids))
-        cell = cells.setdefault((request.domain, request.group), [])
-        if len(cell) < stage.num_requests:
-            cell.append(request)
-        elif len(spare) < NUM_SPARE and prompt.domain in (recipe.traffic.domain, stage.domains[0]):
-            spare.append(request)
-    for domain, entry in left_out.items():
-        log.warning(
-            "%s: %d held-out prompts left out, over %d tokens (%s): %s%s",
-            *(domain, entry["num"], entry["limit_tok"], entry["limit"], ", ".join(entry["ids"])),
-            ", ..." if entry["num"] > len(entry["ids"]) else "",
-        )
-    for (domain, group), cell in cells.items():
-        log.info("%s, %s: %d held-out prompts", domain, group, len(cell))
-    if not cells:
-        raise ValueError(
-            f"no held-out prompt of {', '.join(stage.domains)} has {limit} tokens or less "
-            "(traffic.max_prompt_tok, and the target's positions); raise it, or give other prompts (traffic.heldout)"
-        )
+    choice = choose_prompts(recipe, tokenizer, positions)
+    cells = [[_request(taken) for taken in cell] for cell in choice.cells.values()]
     # They alternate, so a machine that drifts hurts them alike.
-    found = [cell[i] for i in range(max(map(len, cells.values()))) for cell in cells.values() if i < len(cell)]
-    return Traffic(found, spare, left_out)
+    found = [cell[i] for i in range(max(map(len, cells))) for cell in cells if i < len(cell)]
+    return Traffic(found, [_request(taken) for taken in choice.spare], choice)
+
+
+def _request(taken: Taken) -> EvalRequest:
+    return EvalRequest(taken.prompt.id, taken.prompt.domain, taken.group, taken.ids)
 
 
 def sets_of(requests: Sequence[EvalRequest], batch: int, num_sets: int) -> list[RequestSet]:

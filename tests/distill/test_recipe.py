@@ -126,6 +126,10 @@ def test_t61_duplicate_keys_are_refused_with_both_lines(tmp_path: Path) -> None:
         ("distill.loss={tv: 0}", "distill.loss has no weight above 0"),
         ("distill.loss={}", "distill.loss = {}"),
         ("eval.min_requests=50", "eval.num_requests = 8 is less than"),
+        ("eval.num_requests={shrt: 9}", "eval.num_requests.shrt is no key here; nearest is eval.num_requests.short"),
+        ("eval.num_requests={}", "eval.num_requests = {}: allowed is a whole number >= 1 or one or more of the keys"),
+        ("eval.num_requests={short: 0}", "eval.num_requests.short = 0: allowed is a whole number >= 1"),
+        ("eval.num_requests={short: 9, long: 2}", "eval.num_requests.long = 2 is less than eval.min_requests = 5"),
         ("eval.policies=[]", "eval.policies = []: allowed is a non-empty list"),
         ("eval.policies=[clever]", "fixed | adaptive"),
         ("eval.batches=[0]", "eval.batches[0] = 0: allowed is a whole number >= 1 and <= 64"),
@@ -155,6 +159,17 @@ def test_t62_values_out_of_range_are_named_with_what_is_allowed(tmp_path: Path, 
     message = mistakes(tmp_path, SMALL, override)
     assert named in message
     assert f"override '{override}'" in message or "draft.layers" in message or "warmup" in message or "num_" in message
+
+
+def test_requests_by_group_are_kept_as_they_were_written(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SMALL), ["eval.num_requests={short: 60, medium: 30, long: 12}"])
+    assert recipe.eval.model_dump(mode="json")["num_requests"] == {"short": 60, "medium": 30, "long": 12}
+    assert [recipe.eval.num_of(group) for group in ("short", "medium", "long")] == [60, 30, 12]
+    (tmp_path / "resolved.json").write_text(dump(recipe))
+    assert load_recipe(tmp_path / "resolved.json") == recipe
+    some = load_recipe(write(tmp_path, SMALL), ["eval.num_requests={short: 60}"]).eval
+    assert (some.num_of("short"), some.num_of("long")) == (60, 0)
+    assert load_recipe(write(tmp_path, SMALL)).eval.num_of("long") == 8
 
 
 def test_t62_training_and_held_out_files_must_differ(tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ def test_validation_asks_other_prompts_than_the_evaluation(world: Path) -> None:
     assert len(chosen) == 6
     more = held_out(load_recipe(world / "recipe.yaml", ["distill.num_validation=100"]))
     assert len(more) == 8  # 6 of each domain, less the 2 that are evaluated
+    by_group = "eval.num_requests={short: 3, long: 2}"
+    assert len(held_out(load_recipe(world / "recipe.yaml", ["distill.num_validation=100", by_group]))) == 2
 
 
 def test_t47_a_finished_run_has_nothing_to_do(run: Path, caplog: pytest.LogCaptureFixture) -> None:

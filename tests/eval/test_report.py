@@ -123,6 +123,21 @@ def test_t63_effective_settings_are_in_the_result(written: Path) -> None:
     assert "off: no CUDA" in page and "draft_temperature" in page
 
 
+def test_prompts_that_are_not_measured_are_told(tmp_path: Path) -> None:
+    long = {
+        "num": 3,
+        "limit_tok": 8128,
+        "limit": "the target's positions less eval.max_new_tok",
+        "ids": ["a", "b", "c"],
+    }
+    told = settings(left_out={"code": long}, not_asked={"math": {"medium": 1, "long": 12}})
+    write_report(tmp_path, build_report(make_run(num=6, ks=(2,)), make_plan(), PROVENANCE, told))
+    for text in ((tmp_path / "report.md").read_text(), Page((tmp_path / "report.html").read_text()).text):
+        assert "they do not fit: 3 held-out prompts of code over 8,128 tokens (the target's positions less" in text
+        assert "does not name their group: 1 held-out prompt of math (medium)." in text.replace("\\", "")
+        assert "12 held-out prompts of math (long)." in text.replace("\\", "")
+
+
 def test_settings_left_out_show_their_defaults() -> None:
     report = build_report(make_run(num=5, ks=(2,)), None, {}, {})
     assert report["settings"]["objective"] == "latency@p50" and report["settings"]["min_requests"] == 5

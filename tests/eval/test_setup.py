@@ -1,35 +1,17 @@
-"""Requests by domain and group, what is left out and why, sets, contexts and room."""
+"""Requests in turns, sets, contexts and room."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from distill.recipe import Recipe, load_recipe
+from distill.recipe import load_recipe
 from distill.schema_eval import Eval
 from eval.decoders import EvalRequest
-from eval.setup import capacity_of, contexts_of, graph_of, group_of, requests_of, sets_of
-
-
-def recipe_of(tmp_path: Path, lengths: dict[str, list[int]], *overrides: str) -> Recipe:
-    """A recipe whose held-out prompts have about so many words."""
-    lines = [
-        {"prompt": " ".join(f"{domain}{i}x{n}" for n in range(num)), "domain": domain, "id": f"{domain}-{i}"}
-        for domain, many in lengths.items()
-        for i, num in enumerate(many)
-    ]
-    (tmp_path / "heldout.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    given = (f"traffic.heldout={tmp_path / 'heldout.jsonl'}", f"eval.domains=[{', '.join(lengths)}]", *overrides)
-    return load_recipe("recipes/code.yaml", given)
-
-
-def test_groups_by_tokens() -> None:
-    assert [group_of(n) for n in (1, 1023, 1024, 6143, 6144, 99999)] == [
-        *("short", "short", "medium", "medium", "long", "long")
-    ]
+from eval.prompts import group_of
+from eval.setup import capacity_of, contexts_of, graph_of, requests_of, sets_of
+from tests.eval.test_prompts import recipe_of
 
 
 def test_requests_are_counted_by_domain_and_group(tmp_path: Path, tok_a: PreTrainedTokenizerFast) -> None:
@@ -42,22 +24,8 @@ def test_requests_are_counted_by_domain_and_group(tmp_path: Path, tok_a: PreTrai
     cells = {(r.domain, r.group) for r in found.requests}
     assert ("code", "short") in cells and ("math", "short") in cells and len(cells) == 3
     assert sum((r.domain, r.group) == ("code", "short") for r in found.requests) == 2
-    assert [r.domain for r in found.spare] == ["code"] and not found.left_out
+    assert [r.domain for r in found.spare] == ["code"] and not found.choice.left_out
     assert not {r.id for r in found.spare} & {r.id for r in found.requests}
-
-
-def test_prompts_that_do_not_fit_are_counted_and_named(
-    tmp_path: Path, tok_a: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
-) -> None:
-    recipe = recipe_of(tmp_path, {"code": [3, 4, 300, 400]}, "traffic.max_prompt_tok=120", "eval.max_new_tok=10")
-    out = requests_of(recipe, tok_a).left_out["code"]
-    assert out["num"] == 2 and sorted(out["ids"]) == ["code-2", "code-3"]
-    assert out["limit_tok"] == 120 and out["limit"] == "traffic.max_prompt_tok"
-    assert "2 held-out prompts left out" in caplog.text
-    out = requests_of(recipe, tok_a, 110).left_out["code"]
-    assert out["limit_tok"] == 100 and "positions" in out["limit"]
-    with pytest.raises(ValueError, match="no held-out prompt of code"):
-        requests_of(recipe, tok_a, 11)
 
 
 def request(name: str, num: int, domain: str = "code") -> EvalRequest:

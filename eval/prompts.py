@@ -1,0 +1,143 @@
+"""Which held-out prompts are measured: by context group, as many as the recipe asks for, and what is left out and why.
+
+Our own engine and a running server are asked the same ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from distill.prompt import Prompt
+from distill.recipe import Recipe
+from distill.tokens import encode_prompt
+from distill.traffic import load_prompts
+
+log = logging.getLogger(__name__)
+
+# Context classes by prompt tokens; the recipe's schema knows their names.
+GROUPS = (("short", 0, 1024), ("medium", 1024, 6144), ("long", 6144, 1 << 40))
+# Prompts kept back for choosing a tree, and ids of prompts that are named.
+NUM_SPARE, MAX_NAMED = 6, 20
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A prompt to measure with.
+
+    Attributes:
+        prompt: its messages are what is asked.
+        group: its context class.
+        ids: its tokens.
+    """
+
+    prompt: Prompt
+    group: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is measured of the held-out prompts, and what is not.
+
+    Attributes:
+        cells: by domain and group, in the order of the traffic.
+        spare: further prompts of the domain that the draft is for.
+        left_out: by domain, prompts that do not fit: their number, why, and the first ids.
+        not_asked: by domain and group, the number of prompts of groups that `eval.num_requests` does not name.
+    """
+
+    cells: dict[tuple[str, str], list[Taken]] = field(default_factory=dict)
+    spare: list[Taken] = field(default_factory=list)
+    left_out: dict[str, dict[str, Any]] = field(default_factory=dict)
+    not_asked: dict[str, Counter[str]] = field(default_factory=dict)
+
+
+def group_of(num_tok: int) -> str:
+    """Context class of a prompt."""
+    return next(name for name, low, high in GROUPS if low <= num_tok < high)
+
+
+def limit_of(recipe: Recipe, positions: int | None) -> tuple[int, str]:
+    """Tokens that a prompt may have, and what says so.
+
+    Args:
+        recipe: its traffic and eval stages.
+        positions: that the target has; None is no limit.
+    """
+    longest = recipe.traffic.max_prompt_tok
+    room = longest if positions is None else positions - recipe.eval.max_new_tok
+    return min(longest, room), (
+        "traffic.max_prompt_tok" if longest <= room else "the target's positions less eval.max_new_tok"
+    )
+
+
+def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> Choice:
+    """The first `eval.num_requests` held-out prompts of each domain and group that fit.
+
+    Args:
+        recipe: its traffic and eval stages.
+        tokenizer: the target's.
+        positions: that the target has; None is no limit.
+
+    Raises:
+        ValueError: none is left.
+    """
+    stage = recipe.eval
+    limit, why = limit_of(recipe, positions)
+    choice = Choice()
+    for prompt in load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains):
+        ids = encode_prompt(tokenizer, prompt.messages, recipe.traffic.system)
+        if len(ids) > limit:
+            _count(choice.left_out, prompt, limit, why)
+            continue
+        taken = Taken(prompt, group_of(len(ids)), tuple(ids))
+        wanted = stage.num_of(taken.group)
+        if not wanted:
+            choice.not_asked.setdefault(prompt.domain, Counter())[taken.group] += 1
+            continue
+        cell = choice.cells.setdefault((prompt.domain, taken.group), [])
+        if len(cell) < wanted:
+            cell.append(taken)
+        elif len(choice.spare) < NUM_SPARE and prompt.domain in (recipe.traffic.domain, stage.domains[0]):
+            choice.spare.append(taken)
+    _say(choice)
+    if not choice.cells:
+        domains = ", ".join(stage.domains)
+        if choice.not_asked:
+            raise ValueError(
+                f"no held-out prompt of {domains} is of a group that eval.num_requests = {stage.num_requests} names; "
+                "name another, or give other prompts (traffic.heldout)"
+            )
+        raise ValueError(
+            f"no held-out prompt of {domains} has {limit} tokens or less ({why}); raise it, or give other prompts "
+            "(traffic.heldout)"
+        )
+    return choice
+
+
+def _count(told: dict[str, dict[str, Any]], prompt: Prompt, limit: int, why: str) -> None:
+    """One more prompt of a domain is over the limit; the first ones are named."""
+    entry = told.setdefault(prompt.domain, {"num": 0, "limit_tok": limit, "limit": why, "ids": []})
+    entry["num"] += 1
+    entry["ids"] += [prompt.id] if len(entry["ids"]) < MAX_NAMED else []
+
+
+def _say(choice: Choice) -> None:
+    """What is measured and what is not, in the log."""
+    for domain, entry in choice.left_out.items():
+        log.warning("%s: %d held-out prompts left out, over %d tokens (%s): %s", domain, *_named(entry))
+    for domain, groups in choice.not_asked.items():
+        for group, num in groups.items():
+            log.warning("%s, %s: %d held-out prompts left out: eval.num_requests does not name it", domain, group, num)
+    for (domain, group), cell in choice.cells.items():
+        log.info("%s, %s: %d held-out prompts", domain, group, len(cell))
+
+
+def _named(entry: dict[str, Any]) -> tuple[int, int, str, str]:
+    ids = ", ".join([*entry["ids"], *(["..."] if entry["num"] > len(entry["ids"]) else [])])
+    return entry["num"], entry["limit_tok"], entry["limit"], ids

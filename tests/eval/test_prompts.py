@@ -1,0 +1,73 @@
+"""Which prompts are measured: by group, as many as asked for; what is left out and why."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from distill import schema_eval
+from distill.recipe import Recipe, load_recipe
+from eval.prompts import GROUPS, choose_prompts, group_of
+
+
+def recipe_of(tmp_path: Path, lengths: dict[str, list[int]], *overrides: str) -> Recipe:
+    """A recipe whose held-out prompts have about so many words."""
+    lines = [
+        {"prompt": " ".join(f"{domain}{i}x{n}" for n in range(num)), "domain": domain, "id": f"{domain}-{i}"}
+        for domain, many in lengths.items()
+        for i, num in enumerate(many)
+    ]
+    (tmp_path / "heldout.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    given = (f"traffic.heldout={tmp_path / 'heldout.jsonl'}", f"eval.domains=[{', '.join(lengths)}]", *overrides)
+    return load_recipe("recipes/code.yaml", given)
+
+
+def test_groups_by_tokens() -> None:
+    assert [group_of(n) for n in (1, 1023, 1024, 6143, 6144, 99999)] == [
+        *("short", "short", "medium", "medium", "long", "long")
+    ]
+
+
+def test_prompts_that_do_not_fit_are_counted_and_named(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = recipe_of(tmp_path, {"code": [3, 4, 300, 400]}, "traffic.max_prompt_tok=120", "eval.max_new_tok=10")
+    out = choose_prompts(recipe, tok_a).left_out["code"]
+    assert out["num"] == 2 and sorted(out["ids"]) == ["code-2", "code-3"]
+    assert out["limit_tok"] == 120 and out["limit"] == "traffic.max_prompt_tok"
+    assert "2 held-out prompts left out" in caplog.text
+    out = choose_prompts(recipe, tok_a, 110).left_out["code"]
+    assert out["limit_tok"] == 100 and "positions" in out["limit"]
+    with pytest.raises(ValueError, match="no held-out prompt of code"):
+        choose_prompts(recipe, tok_a, 11)
+
+
+def test_the_recipe_knows_the_groups() -> None:
+    assert get_args(schema_eval.Group) == tuple(name for name, _, _ in GROUPS)
+
+
+def test_each_group_has_its_own_number(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prompts of a group that the mapping does not name are counted and said; they are no spare ones either."""
+    caplog.set_level(logging.INFO)
+    short, medium = [3] * 6, [400] * 4
+    given = {"code": short + medium, "math": medium}
+    room = ("traffic.max_prompt_tok=100000", "eval.min_requests=1")
+    found = choose_prompts(recipe_of(tmp_path, given, *room, "eval.num_requests={short: 4, medium: 2}"), tok_a)
+    assert {key: len(cell) for key, cell in found.cells.items()} == {
+        ("code", "short"): 4, ("code", "medium"): 2, ("math", "medium"): 2,
+    }  # fmt: skip
+    assert not found.not_asked and len(found.spare) == 4
+    found = choose_prompts(recipe_of(tmp_path, given, *room, "eval.num_requests={short: 4}"), tok_a)
+    assert {key: len(cell) for key, cell in found.cells.items()} == {("code", "short"): 4}
+    assert found.not_asked == {"code": {"medium": 4}, "math": {"medium": 4}} and not found.left_out
+    assert {taken.group for taken in found.spare} == {"short"}
+    assert "math, medium: 4 held-out prompts left out: eval.num_requests does not name it" in caplog.text
+    with pytest.raises(ValueError, match=r"is of a group that eval\.num_requests = \{'long': 4\} names"):
+        choose_prompts(recipe_of(tmp_path, given, *room, "eval.num_requests={long: 4}"), tok_a)
