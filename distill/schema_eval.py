@@ -66,6 +66,8 @@ class Eval(Stage):
         num_requests: per domain and context group, one number for every group or a mapping, {short: 60, medium: 30};
             a group that the mapping leaves out is not measured.
         min_requests: fewer give "insufficient" instead of a number.
+        cut_long: cut the middle out of the user's last message where a prompt is over the limit
+            (traffic.max_prompt_tok, or the target's positions less `max_new_tok`); else such prompts are left out.
         max_new_tok: tokens a request.
         warmup: requests run first and left out.
         phased_every: every so many requests one is timed by phase too (shares); the others by the bare clock alone.
@@ -103,6 +105,7 @@ class Eval(Stage):
     draft_top_p: TopP = 1.0
     num_requests: Positive | Annotated[dict[Group, Positive], Field(min_length=1)] = 8
     min_requests: Positive = 5
+    cut_long: bool = False
     max_new_tok: Positive = 96
     warmup: Count = 1
     phased_every: Positive = 1

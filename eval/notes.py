@@ -53,6 +53,11 @@ def notes(report: Report) -> list[str]:
             f"Left out, as they do not fit: {_prompts(left['num'], domain)} over {left['limit_tok']:,} tokens "
             f"({left['limit']})."
         )
+    for domain, cut in (report["settings"].get("cut") or {}).items():
+        said.append(
+            f"Measured without their middle: {_prompts(cut['num'], domain)}, cut to {cut['limit_tok']:,} tokens "
+            f"({cut['limit']})."
+        )
     for domain, groups in (report["settings"].get("not_asked") or {}).items():
         for group, num in groups.items():
             said.append(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +16,7 @@ from distill.prompt import Prompt
 from distill.recipe import Recipe
 from distill.tokens import encode_prompt
 from distill.traffic import load_prompts
+from eval.cut import cut_middle
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class Taken:
     """A prompt to measure with.
 
     Attributes:
-        prompt: its messages are what is asked.
+        prompt: its messages are what is asked, cut where it was cut.
         group: its context class.
         ids: its tokens.
     """
@@ -48,13 +49,19 @@ class Choice:
         cells: by domain and group, in the order of the traffic.
         spare: further prompts of the domain that the draft is for.
         left_out: by domain, prompts that do not fit: their number, why, and the first ids.
+        cut: the same of prompts in `cells` that were cut to fit.
         not_asked: by domain and group, the number of prompts of groups that `eval.num_requests` does not name.
     """
 
     cells: dict[tuple[str, str], list[Taken]] = field(default_factory=dict)
     spare: list[Taken] = field(default_factory=list)
     left_out: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cut: dict[str, dict[str, Any]] = field(default_factory=dict)
     not_asked: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def num(self, domain: str, group: str) -> int:
+        """Prompts of a cell so far."""
+        return len(self.cells.get((domain, group), ()))
 
 
 def group_of(num_tok: int) -> str:
@@ -92,18 +99,29 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
     choice = Choice()
     for prompt in load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains):
         ids = encode_prompt(tokenizer, prompt.messages, recipe.traffic.system)
-        if len(ids) > limit:
+        long = len(ids) > limit
+        if long and not stage.cut_long:
             _count(choice.left_out, prompt, limit, why)
             continue
-        taken = Taken(prompt, group_of(len(ids)), tuple(ids))
-        wanted = stage.num_of(taken.group)
-        if not wanted:
-            choice.not_asked.setdefault(prompt.domain, Counter())[taken.group] += 1
+        group = group_of(min(len(ids), limit))
+        if not stage.num_of(group):
+            choice.not_asked.setdefault(prompt.domain, Counter())[group] += 1
             continue
-        cell = choice.cells.setdefault((prompt.domain, taken.group), [])
-        if len(cell) < wanted:
-            cell.append(taken)
-        elif len(choice.spare) < NUM_SPARE and prompt.domain in (recipe.traffic.domain, stage.domains[0]):
+        full = choice.num(prompt.domain, group) == stage.num_of(group)
+        if long and not full:  # else it is not measured, and cutting takes time
+            shorter = cut_middle(tokenizer, prompt.messages, recipe.traffic.system, limit)
+            if shorter is None:
+                _count(choice.left_out, prompt, limit, why)
+                continue
+            prompt, ids = replace(prompt, messages=shorter[0]), shorter[1]
+            group = group_of(len(ids))
+            full = choice.num(prompt.domain, group) >= stage.num_of(group)
+        taken = Taken(prompt, group, tuple(ids))
+        if not full:
+            choice.cells.setdefault((prompt.domain, group), []).append(taken)
+            if long:
+                _count(choice.cut, prompt, limit, why)
+        elif not long and len(choice.spare) < NUM_SPARE and prompt.domain in (recipe.traffic.domain, stage.domains[0]):
             choice.spare.append(taken)
     _say(choice)
     if not choice.cells:
@@ -114,14 +132,14 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
                 "name another, or give other prompts (traffic.heldout)"
             )
         raise ValueError(
-            f"no held-out prompt of {domains} has {limit} tokens or less ({why}); raise it, or give other prompts "
-            "(traffic.heldout)"
+            f"no held-out prompt of {domains} has {limit} tokens or less ({why}); raise it, let prompts be cut "
+            "(eval.cut_long=true), or give other prompts (traffic.heldout)"
         )
     return choice
 
 
 def _count(told: dict[str, dict[str, Any]], prompt: Prompt, limit: int, why: str) -> None:
-    """One more prompt of a domain is over the limit; the first ones are named."""
+    """One more prompt of a domain was over the limit; the first ones are named."""
     entry = told.setdefault(prompt.domain, {"num": 0, "limit_tok": limit, "limit": why, "ids": []})
     entry["num"] += 1
     entry["ids"] += [prompt.id] if len(entry["ids"]) < MAX_NAMED else []
@@ -131,6 +149,8 @@ def _say(choice: Choice) -> None:
     """What is measured and what is not, in the log."""
     for domain, entry in choice.left_out.items():
         log.warning("%s: %d held-out prompts left out, over %d tokens (%s): %s", domain, *_named(entry))
+    for domain, entry in choice.cut.items():
+        log.warning("%s: %d held-out prompts cut in the middle to %d tokens (%s): %s", domain, *_named(entry))
     for domain, groups in choice.not_asked.items():
         for group, num in groups.items():
             log.warning("%s, %s: %d held-out prompts left out: eval.num_requests does not name it", domain, group, num)

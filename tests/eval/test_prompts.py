@@ -71,3 +71,27 @@ def test_each_group_has_its_own_number(
     assert "math, medium: 4 held-out prompts left out: eval.num_requests does not name it" in caplog.text
     with pytest.raises(ValueError, match=r"is of a group that eval\.num_requests = \{'long': 4\} names"):
         choose_prompts(recipe_of(tmp_path, given, *room, "eval.num_requests={long: 4}"), tok_a)
+
+
+def test_prompts_that_do_not_fit_are_cut_and_named(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cut prompts keep their ids and are the same each time; only those that are measured are counted."""
+    given = {"code": [3, 4, 300, 400, 500], "math": [3]}
+    limits = ("traffic.max_prompt_tok=120", "eval.max_new_tok=10", "eval.cut_long=true")
+    many, few = (recipe_of(tmp_path, given, *limits, f"eval.num_requests={n}", "eval.min_requests=1") for n in (8, 4))
+    found = choose_prompts(many, tok_a)
+    assert found == choose_prompts(many, tok_a) and not found.left_out and set(found.cut) == {"code"}
+    told = found.cut["code"]
+    assert told["num"] == 3 and sorted(told["ids"]) == ["code-2", "code-3", "code-4"]
+    assert told["limit_tok"] == 120 and told["limit"] == "traffic.max_prompt_tok"
+    assert "code: 3 held-out prompts cut in the middle to 120 tokens (traffic.max_prompt_tok): code-" in caplog.text
+    taken = {one.prompt.id: one for one in found.cells["code", "short"]}
+    assert set(taken) == {f"code-{i}" for i in range(5)}
+    for name in told["ids"]:
+        assert 116 <= len(taken[name].ids) <= 120
+        text = taken[name].prompt.messages[-1]["content"]
+        assert text.startswith(f"{name.replace('-', '')}x0") and text.endswith(str(given["code"][int(name[-1])] - 1))
+    assert choose_prompts(few, tok_a).cut["code"]["num"] == sum(
+        one.prompt.id in told["ids"] for one in found.cells["code", "short"][:4]
+    )

@@ -130,10 +130,13 @@ def test_prompts_that_are_not_measured_are_told(tmp_path: Path) -> None:
         "limit": "the target's positions less eval.max_new_tok",
         "ids": ["a", "b", "c"],
     }
-    told = settings(left_out={"code": long}, not_asked={"math": {"medium": 1, "long": 12}})
+    told = settings(
+        left_out={"code": long}, cut={"qa": long | {"num": 1}}, not_asked={"math": {"medium": 1, "long": 12}}
+    )
     write_report(tmp_path, build_report(make_run(num=6, ks=(2,)), make_plan(), PROVENANCE, told))
     for text in ((tmp_path / "report.md").read_text(), Page((tmp_path / "report.html").read_text()).text):
         assert "they do not fit: 3 held-out prompts of code over 8,128 tokens (the target's positions less" in text
+        assert "without their middle: 1 held-out prompt of qa, cut to 8,128 tokens" in text
         assert "does not name their group: 1 held-out prompt of math (medium)." in text.replace("\\", "")
         assert "12 held-out prompts of math (long)." in text.replace("\\", "")
 
