@@ -72,7 +72,8 @@ class Eval(Stage):
         warmup: requests run first and left out.
         phased_every: every so many requests one is timed by phase too (shares); the others by the bare clock alone.
         batches: rows decoded together; above 1 sets of 2 * B requests run, a waiting one takes each free row.
-        batch_sets: such sets for each domain and group.
+        batch_sets: such sets for each domain and group at least; more where its requests need more, so that each is
+            measured at every batch.
         prefix_gib: host memory for the keys of prompts that were read, which sets then need not read again; that time
             is charged all the same. Where they do not all fit the longest stay. 0 keeps none.
         budget_min: minutes after which no new request is taken; a cell's `min_requests` are measured even so.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -182,8 +183,9 @@ def _request(taken: Taken) -> EvalRequest:
 
 
 def sets_of(requests: Sequence[EvalRequest], batch: int, num_sets: int) -> list[RequestSet]:
-    """Sets of 2 * batch requests, `num_sets` for each domain and group, taken in turns.
+    """Sets of 2 * batch requests, taken in turns from each domain and group.
 
+    Each has `num_sets` of them, or as many as it takes to measure every request once where that is more.
     Where there are too few requests they come again as repeats, which count as one request: a row must not stay empty.
     """
     cells: dict[tuple[str, str], list[EvalRequest]] = {}
@@ -191,8 +193,11 @@ def sets_of(requests: Sequence[EvalRequest], batch: int, num_sets: int) -> list[
         cells.setdefault((request.domain, request.group), []).append(request)
     made: list[RequestSet] = []
     size = 2 * batch
-    for number in range(num_sets):
-        for cell in cells.values():
+    wanted = {key: max(num_sets, ceil(len(cell) / size)) for key, cell in cells.items()}
+    for number in range(max(wanted.values(), default=0)):
+        for key, cell in cells.items():
+            if number >= wanted[key]:
+                continue
             picked = []
             for place in range(number * size, (number + 1) * size):
                 again, request = place // len(cell), cell[place % len(cell)]

@@ -44,6 +44,18 @@ def test_sets_are_full_even_with_few_requests() -> None:
     assert all(len({(r.domain, r.group) for r in s.requests}) == 1 for s in sets)
 
 
+def test_every_request_is_in_a_set() -> None:
+    """A cell with more requests than the least number of sets holds gets more sets, another does not."""
+    requests = [request(f"c{i}", 10) for i in range(9)] + [request(f"m{i}", 10, "math") for i in range(3)]
+    sets = sets_of(requests, 2, 2)
+    assert [s.requests[0].domain for s in sets] == ["code", "math", "code", "math", "code"]
+    assert [s.index for s in sets] == [0, 1, 2, 3, 4] and all(len(s.requests) == 4 for s in sets)
+    firsts = [r.id for s in sets for r in s.requests if r.domain == "code" and not r.repeat]
+    assert firsts == [f"c{i}" for i in range(9)]
+    assert [(r.id, r.repeat) for r in sets[4].requests] == [("c8", 0), ("c0", 1), ("c1", 1), ("c2", 1)]
+    assert len(sets_of(requests[:8], 2, 2)) == 2 and len(sets_of(requests[:8], 2, 3)) == 3
+
+
 def test_contexts_follow_the_groups_and_room_the_longest_prompt() -> None:
     short, medium = [request("a", 100)], [request("b", 2000), request("c", 3000), request("d", 2500)]
     assert contexts_of(short) == [128, 512]
