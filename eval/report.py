@@ -22,6 +22,7 @@ from eval.explain import explain
 from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
 from eval.notes import notes
+from eval.pauses import notice
 from eval.predict import error_of
 from eval.records import RequestRow, errors, measured
 from eval.schedule import schedules
@@ -95,6 +96,7 @@ def build_report(
     )
     if rates:
         verdict = no_verdict(verdict, rates)
+    verdict["notices"] = [*notice(settings.get("paused")), *verdict["notices"]]
     return {
         "format": FORMAT,
         "simulated": {"accept": list(rates), **check(cells, plan)} if rates else None,

@@ -28,6 +28,7 @@ from eval.budget import Budget
 from eval.cells import Settings
 from eval.decoders import EvalRequest
 from eval.measure import Bench
+from eval.pauses import Watch, notice
 from eval.race import Race
 from eval.records import BASELINE, RequestRow
 from eval.resume import ROWS, Progress, Stopped
@@ -77,15 +78,16 @@ def measure_all(
         console: for the bar.
 
     Returns:
-        what became of the budget and of the race.
+        what became of the budget and of the race, and whether it stood still.
     """
     stage = recipe.eval
     before = stopped or Stopped({}, Progress(), [])
     budget = Budget(stage.budget_min, len(stage.batches), used_s=before.progress.used_s)
     race = Race(len(requests)) if stage.race else None
-    book = _Book(folder, bench, budget, race, before.rows)
+    watch = Watch(before.progress.paused_s)
+    book = _Book(folder, bench, budget, race, watch, before.rows)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
+    with watch, Bar(*columns, TimeRemainingColumn(), console=console) as bar:
         for batch in sorted(stage.batches):
             # Trees are known to win at batch 1 alone.
             mine = [arm for arm in arms if batch == 1 or arm.tree is None]
@@ -106,7 +108,10 @@ def measure_all(
         log.warning("eval.budget_min = %s did not hold the requests that every cell needs", stage.budget_min)
     if race is not None and race.dropped:
         log.info("clearly behind and dropped within %d requests: %s", race.looks[-1], ", ".join(race.dropped))
-    return {"budget": budget.to_json(), "raced": None if race is None else race.to_json()}
+    paused = watch.to_json()
+    for warning in notice(paused):
+        log.warning("%s", warning)
+    return {"budget": budget.to_json(), "raced": None if race is None else race.to_json(), "paused": paused}
 
 
 def _batch(
@@ -156,6 +161,7 @@ class _Book:
     bench: Bench
     budget: Budget
     race: Race | None
+    watch: Watch
     rows: Sequence[RequestRow]
 
     def __post_init__(self) -> None:
@@ -192,7 +198,8 @@ class _Book:
             self.race.add(row)
 
     def _whole(self) -> None:
-        Progress(self._num, self.budget.used_s, self.bench.learnt()).save(self.folder)
+        paused = tuple(self.watch.paused_s)
+        Progress(self._num, self.budget.used_s, self.bench.learnt(), paused).save(self.folder)
 
 
 def _marked(rows: Sequence[RequestRow] | Iterator[RequestRow]) -> Iterator[tuple[bool, RequestRow]]:
