@@ -236,4 +236,6 @@ class Adaptive:
         pairs = [pair for mean in means.values() for pair in mean]
         if any(len(mean) != self.most for mean in means.values()) or not all(0 <= k <= n and n > 0 for k, n in pairs):
             raise ValueError(f"adaptive policy: state {means!r:.100} is not of one with k up to {self.most}")
+        if not all(0 <= k <= self.most and n > 0 and ODD[0] <= total / n <= ODD[1] for k, (total, n) in times.items()):
+            raise ValueError(f"adaptive policy: times {times!r:.100} are not of one with k up to {self.most}")
         self._all, self._rests, self._times = means, rests, times

@@ -12,6 +12,7 @@ from distill.locks import try_lock
 from engine.policy import Adaptive
 from eval.arms import Arm
 from eval.decoders import RequestSet
+from eval.records import RequestRow
 from eval.resume import PROGRESS, ROWS, RUN, Progress, ResumeError, check_same, find_stopped, keep_whole
 from eval.rowfile import append_rows, read_rows
 from eval.run import main
@@ -98,12 +99,22 @@ def test_a_folder_is_held_by_one_process(tmp_path: Path) -> None:
     assert try_lock(tmp_path) is not None and try_lock(tmp_path) is None
 
 
+def fixed_cycles(row: RequestRow) -> list[tuple[int, int, int]]:
+    """Cycles of an arm with a fixed k."""
+    return [] if row.policy == "adaptive" else [(c.proposed, c.accepted, c.emitted) for c in row.cycles]
+
+
 def test_requests_that_were_measured_keep_the_turns_of_the_others() -> None:
-    """A bench that goes on measures what one without a stop would have: order of arms, clocks, and a policy's k."""
+    """A bench that goes on measures what one without a stop would have: order of arms, clocks, what a policy knows.
+
+    The adaptive arm's k also depends on what cycles took, so that its cycles are not the same twice; its text is.
+    """
     whole, first, second = big_bench(), big_bench(), big_bench()
 
     def seen(rows: Any) -> list[Any]:
-        return [(r.request_id, r.set, r.arm, r.clock, r.repeat, r.cycles, r.tokens_sha) for r in rows if not r.warmup]
+        return [
+            (r.request_id, r.set, r.arm, r.clock, r.repeat, fixed_cycles(r), r.tokens_sha) for r in rows if not r.warmup
+        ]
 
     wanted = seen(whole.measure(REQUESTS, ALL_ARMS, 1, 2))
     rows = []
@@ -114,6 +125,7 @@ def test_requests_that_were_measured_keep_the_turns_of_the_others() -> None:
     learnt = json.loads(json.dumps(first.learnt()))
     assert set(learnt) == {"draft:small@adaptive4"}
     second.recall(ALL_ARMS, 1, learnt)
+    assert json.loads(json.dumps(second.decoder(ALL_ARMS[3]).policy.state())) == learnt["draft:small@adaptive4"]  # type: ignore[union-attr]
     assert seen(rows) + seen(second.measure(REQUESTS, ALL_ARMS, 1, 2, done={"r0", "r1"})) == wanted
 
 
@@ -125,16 +137,23 @@ def test_sets_that_were_measured_keep_the_turns_of_the_others() -> None:
     next(r for r in first.measure_sets(sets, arms, 3, 0, 2) if r.set == 1)
     second.recall(arms, 3, first.learnt())
     again = list(second.measure_sets(sets, arms, 3, 0, 2, done={0}))
-    assert [(r.set, r.arm, r.clock, r.request_id, r.cycles) for r in again] == [
-        (r.set, r.arm, r.clock, r.request_id, r.cycles) for r in whole
-    ]
+    assert [(r.set, r.arm, r.clock) for r in again] == [(r.set, r.arm, r.clock) for r in whole]
+
+    def made(rows: list[RequestRow]) -> list[Any]:
+        return sorted((r.set, r.arm, r.clock, r.request_id, r.tokens_sha, fixed_cycles(r)) for r in rows)
+
+    assert made(again) == made(whole)
 
 
 DAMAGED: list[dict[str, Any]] = [
     {},
-    {"means": 1, "rests": []},
-    {"means": {"": [[1, 2]]}, "rests": []},
-    {"means": {"": [[3, 2]] * 4}, "rests": []},
+    {"means": 1, "rests": [], "times": []},
+    {"means": {"": [[1, 2]]}, "rests": [], "times": []},
+    {"means": {"": [[3, 2]] * 4}, "rests": [], "times": []},
+    {"means": {}, "rests": []},
+    {"means": {}, "rests": [], "times": [[5, 1.0, 1.0]]},
+    {"means": {}, "rests": [], "times": [[1, 1.0, 0.0]]},
+    {"means": {}, "rests": [], "times": [[1, float("nan"), 1.0]]},
 ]
 
 
@@ -144,7 +163,9 @@ def test_a_policy_takes_its_own_state_alone(state: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="adaptive policy"):
         policy.restore(state)
     policy.observe("a", 3, 1)
+    policy.took(0, 100, 12.0)
     policy.forget("a")
     other = Adaptive(policy.costs, 4)
     other.restore(policy.state())
+    assert other.expected_ms(2, 100) == policy.expected_ms(2, 100)
     assert other.acceptance("b") == policy.acceptance("b") and Arm("", 0).name == "baseline"
