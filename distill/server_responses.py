@@ -135,7 +135,8 @@ class _Fleet:
         self.client = httpx2.AsyncClient(
             headers=headers(stage.api_key_env),
             timeout=limits(stage.timeout_s),
-            limits=httpx2.Limits(max_connections=num, max_keepalive_connections=num),
+            # One connection a request: llama-server closes it behind a stream, without a word to the next one.
+            limits=httpx2.Limits(max_connections=num, max_keepalive_connections=0),
         )
         self.source = enumerate(work)
         self.first = self.fed = 0  # places of the oldest prompt without a reply and of the next one to ask

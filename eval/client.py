@@ -63,8 +63,12 @@ class Load:
 
 
 def open_client(variable: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client for as many connections as any load needs; `variable` names the key's environment variable."""
-    many = httpx2.Limits(max_connections=MOST_IN_FLIGHT, max_keepalive_connections=MOST_IN_FLIGHT)
+    """A client for as many connections as any load needs; `variable` names the key's environment variable.
+
+    Each request has a connection of its own: llama-server closes one behind a stream, and the next request on it would
+    be lost, which looks like a dead server.
+    """
+    many = httpx2.Limits(max_connections=MOST_IN_FLIGHT, max_keepalive_connections=0)
     return httpx2.AsyncClient(headers=headers(variable), timeout=limits(timeout_s), limits=many)
 
 
