@@ -18,6 +18,8 @@ PRIOR_WORTH = 6.0
 COSTS_WORTH, TIMES_MEMORY = 4.0, 64.0
 # A cycle that took less or more than so many times what it should (a graph's capture, a paused machine) counts as that.
 ODD = (0.5, 2.0)
+# Times count when no request is under way, and where that never is after so many cycles.
+MOST_HEARD = 256
 
 
 class Policy(Protocol):
@@ -31,8 +33,8 @@ class Policy(Protocol):
         """One row's cycle is over."""
         ...
 
-    def took(self, k: int, context: int, ms: float) -> None:
-        """A cycle of k proposals, with so many tokens in the longest row, took so many milliseconds."""
+    def took(self, k: int, rows: int, context: int, ms: float) -> None:
+        """A cycle of k proposals in so many rows, the longest of so many tokens, took so many milliseconds."""
         ...
 
     def forget(self, request: str) -> None:
@@ -70,7 +72,7 @@ class Schedule:
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         """A table learns nothing."""
 
-    def took(self, k: int, context: int, ms: float) -> None:
+    def took(self, k: int, rows: int, context: int, ms: float) -> None:
         """A table times nothing."""
 
     def forget(self, request: str) -> None:
@@ -92,7 +94,7 @@ class Adaptive:
 
     Costs that are a few percent off decide wrongly between two k, so they are corrected by what cycles of each k take:
     with costs 5% off the best fixed k of a domain was missed by up to 5.7% on recorded answers, by 0.8% when corrected.
-    Times count from the next request on: within a request the choices depend on the text alone.
+    Times count once no request is under way (or after 256 cycles): up to then the choices depend on the texts alone.
 
     Args:
         costs: measured at one or more contexts, for the batch that is served; the nearest context counts.
@@ -134,9 +136,10 @@ class Adaptive:
         # Cycles without drafting and probes that failed, by the kinds of a batch; and those of the newest one.
         self._rests: dict[frozenset[str], list[int]] = {}
         self._rest = [0, 0]
-        # Sum and weight of (time / expected time) by k; those of the requests under way; k of the newest cycle.
+        # Sum and weight of (time / expected time) by k; what was heard since; requests and k of the newest cycle.
         self._times: dict[int, tuple[float, float]] = {}
         self._heard: list[tuple[int, float]] = []
+        self._under_way: set[str] = set()
         self._newest = 0
 
     def acceptance(self, request: str) -> list[float]:
@@ -162,6 +165,7 @@ class Adaptive:
         return (COSTS_WORTH * every + mine) / (COSTS_WORTH + num)
 
     def choose(self, requests: Sequence[str], context: int) -> int:
+        self._under_way = set(requests)
         # Expected tokens of all rows by k: each further place adds the chance that the block is kept so far.
         tokens = [float(len(requests))] + [0.0] * self.most
         for request in requests:
@@ -199,17 +203,24 @@ class Adaptive:
                 kept, before = table[place]
                 table[place] = kept * fade + (place < accepted), before * fade + 1
 
-    def took(self, k: int, context: int, ms: float) -> None:
+    def took(self, k: int, rows: int, context: int, ms: float) -> None:
         resumed, self._newest = k > 0 and self._newest == 0, k
-        if not resumed:  # the draft catches up with what it did not see: no usual cycle
+        # Other rows have other costs; and a draft that catches up with what it did not see has no usual cycle.
+        if rows == self.costs[0].batch and not resumed:
             self._heard.append((k, ms / self.expected_ms(k, context, corrected=False)))
 
     def forget(self, request: str) -> None:
         self._seen.pop(request, None)
+        self._under_way.discard(request)
+        if self._under_way and len(self._heard) < MOST_HEARD:
+            return
         fade = 1 - 1 / TIMES_MEMORY
         for k, ratio in self._heard:
+            known = self._correction(k)
+            # All fade, those of other k too: what a slow spell said of a k must not outlive it.
+            self._times = {j: (total * fade, weight * fade) for j, (total, weight) in self._times.items()}
             total, weight = self._times.get(k, (0.0, 0.0))
-            self._times[k] = total * fade + min(max(ratio, ODD[0]), ODD[1]), weight * fade + 1
+            self._times[k] = total + min(max(ratio, ODD[0] * known), ODD[1] * known), weight + 1
         self._heard.clear()
 
     def state(self) -> dict[str, Any]:
@@ -230,12 +241,12 @@ class Adaptive:
             means = {kind: [(float(kept), float(judged)) for kept, judged in mean]
                      for kind, mean in state["means"].items()}  # fmt: skip
             rests = {frozenset(map(str, kinds)): [int(idle), int(failed)] for kinds, idle, failed in state["rests"]}
-            times = {int(k): (float(total), float(weight)) for k, total, weight in state["times"]}
+            times = {int(k): (float(total), float(weight)) for k, total, weight in state.get("times", [])}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"adaptive policy: {dict(state)!r:.100} is no state of one") from error
         pairs = [pair for mean in means.values() for pair in mean]
         if any(len(mean) != self.most for mean in means.values()) or not all(0 <= k <= n and n > 0 for k, n in pairs):
             raise ValueError(f"adaptive policy: state {means!r:.100} is not of one with k up to {self.most}")
-        if not all(0 <= k <= self.most and n > 0 and ODD[0] <= total / n <= ODD[1] for k, (total, n) in times.items()):
+        if not all(0 <= k <= self.most and n > 0 and 0 < total < n * 1e6 for k, (total, n) in times.items()):
             raise ValueError(f"adaptive policy: times {times!r:.100} are not of one with k up to {self.most}")
         self._all, self._rests, self._times = means, rests, times

@@ -210,7 +210,7 @@ class Decoder:
             self.watch(Verified(tuple(self.active), given.tokens, count, kept, hidden, logits))
         self._record(kept, [r[2:] for r in found], count, hidden)
         if self.policy is not None:
-            self.policy.took(k, longest, (time.perf_counter() - start_s) * 1e3)
+            self.policy.took(k, len(self.active), longest, (time.perf_counter() - start_s) * 1e3)
         return self.retire()
 
     def _start(self) -> tuple[RowState, Batch]:

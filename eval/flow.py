@@ -64,7 +64,12 @@ class _Timeline:
 
 
 def serve(
-    decoder: Decoder, requests: Sequence[Request], rows: int, clock: Clock, prefixes: Prefixes | None = None
+    decoder: Decoder,
+    requests: Sequence[Request],
+    rows: int,
+    clock: Clock,
+    prefixes: Prefixes | None = None,
+    keep: bool = True,
 ) -> list[Served]:
     """Answers a set of requests; a waiting one takes each row that becomes free.
 
@@ -74,6 +79,7 @@ def serve(
         rows: requests at once, no more than the slabs have.
         clock: its phases are read after every cycle.
         prefixes: prompts that were read before; they are copied, and their time is charged all the same.
+        keep: keep those that are read here.
 
     Returns:
         the requests in the order they finished.
@@ -83,7 +89,7 @@ def serve(
     clock.totals_ms()
     while waiting or live:
         while waiting and len(live) < rows:
-            new = _admit(decoder, waiting.popleft(), timeline, prefixes)
+            new = _admit(decoder, waiting.popleft(), timeline, prefixes, keep)
             for other in live:
                 other.stall_ms += new.prefill_ms + new.draft_prefill_ms
             live.append(new)
@@ -100,13 +106,13 @@ def _part(live: list[Served], done: list[Served]) -> tuple[list[Served], list[Se
     return [s for s in live if not s.answer.finish], done + [s for s in live if s.answer.finish]
 
 
-def _admit(decoder: Decoder, request: Request, timeline: _Timeline, prefixes: Prefixes) -> Served:
+def _admit(decoder: Decoder, request: Request, timeline: _Timeline, prefixes: Prefixes, keep: bool) -> Served:
     row, clock = len(decoder.active), timeline.clock
     start_s, start = time.perf_counter() + timeline.ahead_ms / 1e3, clock.now_ms()
-    hidden, read_ms = prefixes.read(decoder.target, request.ids, row, clock)
+    hidden, read_ms = prefixes.read(decoder.target, request.ids, row, clock, keep)
     draft_ms = 0.0
     if decoder.drafter is not None and decoder.drafter.reach(len(request.ids)) > 0:
-        draft_ms = prefixes.start(decoder.drafter, request.ids, row, clock)
+        draft_ms = prefixes.start(decoder.drafter, request.ids, row, clock, keep)
     before = clock.now_ms()
     answer = decoder.resume(request, hidden)
     end = clock.now_ms()

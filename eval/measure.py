@@ -254,7 +254,7 @@ class Bench:
         by_name = {r.name: r for r in each.requests}
         self._domains |= {name: r.domain for name, r in by_name.items()}
         asked = [Request(name, r.ids, load.max_new, load.temperature) for name, r in by_name.items()]
-        for served in serve(decoder, asked, batch, decoder.clock, self.prefixes):
+        for served in serve(decoder, asked, batch, decoder.clock, self.prefixes, not warmup):
             request = by_name[served.answer.request.id]
             blank = self._row(request, arm, clock, request.repeat, warmup)
             yield finished_row(

@@ -35,13 +35,18 @@ class Prefix:
         """Bytes that it takes."""
         return self.rows.numel() * self.rows.element_size()
 
+    @property
+    def worth(self) -> float:
+        """Milliseconds that a byte of it saves."""
+        return self.read_ms / self.nbytes
+
 
 @dataclass
 class Prefixes:
     """Prompts that were read, by runner, in the memory of the host.
 
     Attributes:
-        most_bytes: of all together. Where they are too many the longest stay: they took longest to read.
+        most_bytes: of all together. Where they are too many those stay that took longest to read for their size.
     """
 
     most_bytes: int = 0
@@ -67,29 +72,33 @@ class Prefixes:
         if found is not None:
             runner.slab.put_row(row, found.rows)
             return found.hidden, found.read_ms
+        text = torch.tensor(ids, device=runner.device)
+        runner.slab.ensure(min(len(ids), runner.slab.capacity))  # laying out slots is no part of reading
         start = clock.now_ms()
-        hidden = runner.prefill(torch.tensor(ids, device=runner.device), row)[-1].clone()
+        hidden = runner.prefill(text, row)[-1].clone()
         read_ms = clock.now_ms() - start
         if keep:
             self._keep(runner, ids, row, hidden, read_ms)
         return hidden, read_ms
 
-    def start(self, drafter: Drafter, ids: tuple[int, ...], row: int, clock: Clock) -> float:
-        """The drafter reads a prompt into a row; the milliseconds that this takes."""
+    def start(self, drafter: Drafter, ids: tuple[int, ...], row: int, clock: Clock, keep: bool = True) -> float:
+        """The drafter reads a prompt into a row; the milliseconds that this takes, now or before."""
         if isinstance(drafter, ModelDrafter) and not isinstance(drafter, SelfDrafter):
-            return self.read(drafter.runner, ids, row, clock)[1]
+            return self.read(drafter.runner, ids, row, clock, keep)[1]
+        text = torch.tensor(ids)
         start = clock.now_ms()
-        drafter.start(row, torch.tensor(ids))
+        drafter.start(row, text)
         return clock.now_ms() - start
 
     def _keep(self, runner: Runner, ids: tuple[int, ...], row: int, hidden: Tensor, read_ms: float) -> None:
-        """Keeps a copy, in the place of shorter ones if it must."""
+        """Keeps a copy, in the place of those that saved less time for their size if it must."""
         need = runner.slab.row_nbytes(len(ids))
         room = self.most_bytes - sum(p.nbytes for p in self._kept.values())
-        shorter = sorted((key for key in self._kept if len(key[1]) < len(ids)), key=lambda key: len(key[1]))
+        worth = read_ms / need
+        less = sorted((key for key, p in self._kept.items() if p.worth < worth), key=lambda key: self._kept[key].worth)
         gone = []
-        while room < need and shorter:
-            gone.append(shorter.pop(0))
+        while room < need and less:
+            gone.append(less.pop(0))
             room += self._kept[gone[-1]].nbytes
         if room >= need:
             for key in gone:

@@ -49,7 +49,7 @@ def replay_ms(trace: Trace, costs: Costs, how: int | Policy) -> float:
         spent += ms
         if not isinstance(how, int):
             how.observe(trace.request, k, kept)
-            how.took(k, trace.context + at, ms)
+            how.took(k, 1, trace.context + at, ms)
         at += kept + 1
     if not isinstance(how, int):
         how.forget(trace.request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -9,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -28,6 +30,8 @@ from eval.measure import Bench
 from eval.prefix import Prefixes
 from eval.prompts import GROUPS, Choice, Taken, choose_prompts
 from eval.schedule import read_schedule
+
+log = logging.getLogger(__name__)
 
 PLAN_CONTEXTS = (128, 512)
 
@@ -135,8 +139,16 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     runner = Runner(target, batch, capacity, vocab=rows, compile=compiled)
     tables = {} if scheduled is None else scheduled.tables
     # At batch 1 alone each prompt is read once anyway.
-    prefixes = Prefixes(int(stage.prefix_gib * 2**30) if batch > 1 else 0)
+    prefixes = Prefixes(_prefix_bytes(stage.prefix_gib) if batch > 1 else 0)
     return Bench(runner, runners, load, graph, tables=tables, prefixes=prefixes), traffic, meta
+
+
+def _prefix_bytes(gib: float) -> int:
+    """Bytes for prompts that were read: what the recipe allows, but no more than half of what is free."""
+    free = psutil.virtual_memory().available / 2
+    if free < gib * 2**30:
+        log.info("eval.prefix_gib = %s: half of the free memory is %.1f GiB, which is taken", gib, free / 2**30)
+    return int(min(gib * 2**30, free))
 
 
 def capacity_of(stage: Eval, requests: Sequence[EvalRequest], config: PreTrainedConfig) -> int:

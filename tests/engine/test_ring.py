@@ -226,8 +226,8 @@ class Stutter:
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         """Past cycles do not matter."""
 
-    def took(self, k: int, context: int, ms: float) -> None:
-        assert k >= 0 and context > 0 and ms > 0
+    def took(self, k: int, rows: int, context: int, ms: float) -> None:
+        assert k >= 0 and rows > 0 and context > 0 and ms > 0
 
     def forget(self, request: str) -> None:
         """Nothing is kept."""

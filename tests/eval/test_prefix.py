@@ -60,7 +60,7 @@ def test_answers_are_those_of_arms_that_read_each_prompt_themselves(temperature:
             for row in rows:
                 if row.batch == 2 and not row.warmup:
                     read, drafted = alone[row.request_id, row.arm]
-                    assert row.draft_prefill_ms == pytest.approx(drafted, abs=0.5 if row.draft == "self-1" else 1e-9)
+                    assert row.draft_prefill_ms == drafted or row.draft == "self-1"
                     assert row.prefill_ms >= read and row.ttft_ms == row.prefill_ms + row.draft_prefill_ms
         else:
             assert len(again) > 5 * len(REQUESTS)
@@ -117,13 +117,13 @@ def test_a_row_comes_back_as_it_was(ring: Ring | None) -> None:
         slab._data.copy_(before)
 
 
-def test_the_longest_prompts_stay_within_the_memory() -> None:
+def test_what_took_longest_for_its_size_stays_within_the_memory() -> None:
     runner, clock = Counting(TARGET, 1, 90), WallClock()
     lengths = [40, 10, 20, 30, 50]
     most = runner.slab.row_nbytes(90)
     prefixes = Prefixes(most)
     for n in lengths:
-        prefixes.read(runner, tuple(range(2, 2 + n)), 0, clock)
+        prefixes.read(runner, tuple(range(2, 2 + n)), 0, _Slow(n**2))
         assert sum(p.nbytes for p in prefixes._kept.values()) <= most
     assert sorted(len(ids) for _, ids in prefixes._kept) == [40, 50]
     assert runner.read == lengths
@@ -140,7 +140,7 @@ def test_what_warms_up_is_not_kept_and_self_speculation_reads_nothing() -> None:
     prefixes = Prefixes(1 << 30)
     prefixes.read(runner, (2, 3, 4), 0, clock, keep=False)
     assert not prefixes._kept
-    assert prefixes.start(SelfDrafter(runner, 1), (2, 3, 4), 0, clock) < 5 and runner.read == [3]
+    assert prefixes.start(SelfDrafter(runner, 1), (2, 3, 4), 0, _Slow(7.0)) == pytest.approx(7) and runner.read == [3]
     draft = Counting(DRAFTS["noise"], 2, 90)
     first = prefixes.start(ModelDrafter(draft), (2, 3, 4), 0, clock)
     assert prefixes.start(ModelDrafter(draft), (2, 3, 4), 1, clock) == first and draft.read == [3]

@@ -150,7 +150,7 @@ DAMAGED: list[dict[str, Any]] = [
     {"means": 1, "rests": [], "times": []},
     {"means": {"": [[1, 2]]}, "rests": [], "times": []},
     {"means": {"": [[3, 2]] * 4}, "rests": [], "times": []},
-    {"means": {}, "rests": []},
+    {"means": {}, "rests": [], "times": 1},
     {"means": {}, "rests": [], "times": [[5, 1.0, 1.0]]},
     {"means": {}, "rests": [], "times": [[1, 1.0, 0.0]]},
     {"means": {}, "rests": [], "times": [[1, float("nan"), 1.0]]},
@@ -163,7 +163,7 @@ def test_a_policy_takes_its_own_state_alone(state: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="adaptive policy"):
         policy.restore(state)
     policy.observe("a", 3, 1)
-    policy.took(0, 100, 12.0)
+    policy.took(0, 1, 100, 12.0)
     policy.forget("a")
     other = Adaptive(policy.costs, 4)
     other.restore(policy.state())

@@ -119,8 +119,9 @@ def what_was_measured(folder: Path) -> list[tuple[Any, ...]]:
     assert orders == sorted(set(orders)), "rows were doubled"
     starts = [row.start_s for row in rows if row.batch == 1]
     assert starts == sorted(starts), "times go backwards"
-    return [
-        (r.batch, r.set, r.request_id, r.arm, r.clock, r.repeat, r.tokens_sha, r.cycles, r.finish, r.error)
+    return [  # an adaptive arm's k also depends on what cycles took
+        (r.batch, r.set, r.request_id, r.arm, r.clock, r.repeat, r.tokens_sha, r.finish, r.error)
+        + (() if r.policy == "adaptive" else (r.cycles,))
         for r in rows
         if not r.warmup
     ]
