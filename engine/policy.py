@@ -93,7 +93,8 @@ class Adaptive:
     recorded answers it lost up to 4% to the best fixed k without, and at most 1.2% with it.
 
     Costs that are a few percent off decide wrongly between two k, so they are corrected by what cycles of each k take:
-    with costs 5% off the best fixed k of a domain was missed by up to 5.7% on recorded answers, by 0.8% when corrected.
+    with costs up to 8% off the best fixed k of a domain was missed by up to 5.7% on recorded answers, by 2.0% when
+    corrected. A correction fades, also of a k that is not used: a slow spell of the machine must not decide for long.
     Times count once no request is under way (or after 256 cycles): up to then the choices depend on the texts alone.
 
     Args:
