@@ -63,8 +63,8 @@ class Drafter(Protocol):
         """The row reads a new request's prompt [T]."""
         ...
 
-    def join(self, row: int) -> None:
-        """A request whose prompt the row has read starts now."""
+    def join(self, row: int, read: bool = True) -> None:
+        """A request starts now; without `read` its prompt is read when something is first proposed."""
         ...
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -117,18 +117,22 @@ class ModelDrafter:
         self.runner, self.seed, self.warp = runner, seed, warp
         self._skipped = 0
         self._joined: dict[int, int] = {}  # row: cycles that had been skipped when its request came
+        self._unread: set[int] = set()  # rows whose prompts were not read
         # Several decoders may draft with this one, so its graph reads copies of their rows' state.
         self._steps = Step(self._draft, check_graph(graph, runner.device, runner.config), own=True)
 
     def start(self, row: int, ids: Tensor) -> None:
         self.runner.prefill(ids, row)
 
-    def join(self, row: int) -> None:
+    def join(self, row: int, read: bool = True) -> None:
         self._joined[row] = self._skipped
+        (self._unread.discard if read else self._unread.add)(row)
 
     def move(self, source: int, target: int, length: int) -> None:
         self.runner.slab.move_row(source, target, length)
         self._joined[target] = self._joined.pop(source, 0)
+        (self._unread.add if source in self._unread else self._unread.discard)(target)
+        self._unread.discard(source)
 
     def reach(self, longest: int) -> int:
         return max(0, self.runner.max_positions - longest)
@@ -138,6 +142,9 @@ class ModelDrafter:
 
     def propose(self, batch: Batch, k: int) -> Proposal:
         run = self.runner
+        for row in sorted(row for row in self._unread if row < len(batch.text)):
+            self.start(row, torch.tensor(batch.text[row][:-1], device=run.device))
+            self.join(row)
         if self._skipped:
             self._catch_up(batch)
         draws = batch.draws if self.warp is None else draws_of([self.warp.temperature])
@@ -222,6 +229,9 @@ class SelfDrafter(ModelDrafter):
     def start(self, row: int, ids: Tensor) -> None:
         """The target's prefill wrote these keys."""
 
+    def join(self, row: int, read: bool = True) -> None:
+        """The target reads every prompt."""
+
     def move(self, source: int, target: int, length: int) -> None:
         """The target's row moves."""
 
@@ -245,7 +255,7 @@ class LookupDrafter:
     def start(self, row: int, ids: Tensor) -> None:
         """Nothing is kept: the text is all there is."""
 
-    def join(self, row: int) -> None:
+    def join(self, row: int, read: bool = True) -> None:
         """Nothing is kept."""
 
     def move(self, source: int, target: int, length: int) -> None:

@@ -29,6 +29,10 @@ class Policy(Protocol):
         """k for rows of these requests whose longest holds `context` tokens."""
         ...
 
+    def drafts(self, request: str, context: int) -> bool:
+        """Is anything expected to be drafted for a request of so many tokens? If not, no draft need read it yet."""
+        ...
+
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         """One row's cycle is over."""
         ...
@@ -68,6 +72,9 @@ class Schedule:
             if context <= limit and len(requests) <= rows and (not kind or kinds == {kind}):
                 return k
         return 0
+
+    def drafts(self, request: str, context: int) -> bool:
+        return self.choose([request], context) > 0
 
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         """A table learns nothing."""
@@ -165,9 +172,9 @@ class Adaptive:
         mine, num = self._times.get(k, (0.0, 0.0))
         return (COSTS_WORTH * every + mine) / (COSTS_WORTH + num)
 
-    def choose(self, requests: Sequence[str], context: int) -> int:
-        self._under_way = set(requests)
-        # Expected tokens of all rows by k: each further place adds the chance that the block is kept so far.
+    def _rates(self, requests: Sequence[str], context: int) -> list[float]:
+        """Expected tokens a millisecond of all rows, by k."""
+        # Each further place adds the chance that the block is kept so far.
         tokens = [float(len(requests))] + [0.0] * self.most
         for request in requests:
             kept = 1.0
@@ -178,9 +185,20 @@ class Adaptive:
         for k, more in enumerate(tokens):
             total += more
             rates.append(total / self.expected_ms(k, context))
+        return rates
+
+    def _pays(self, rates: Sequence[float]) -> bool:
+        return max(rates[1:]) > rates[0] * (1 - self.margin)
+
+    def drafts(self, request: str, context: int) -> bool:
+        return self._pays(self._rates([request], context))
+
+    def choose(self, requests: Sequence[str], context: int) -> int:
+        self._under_way = set(requests)
+        rates = self._rates(requests, context)
         best = max(range(1, self.most + 1), key=rates.__getitem__)
         self._rest = rest = self._rests.setdefault(frozenset(map(self._kind, requests)), [0, 0])
-        if rates[best] > rates[0] * (1 - self.margin):
+        if self._pays(rates):
             rest[:] = 0, 0
             return best
         idle, failed = rest

@@ -58,9 +58,9 @@ class SimulatedDecoder(Decoder):
         self._rates = torch.tensor(positions_of(list(accept), k), device=target.device, dtype=torch.float64)
         super().__init__(target, (), drafter, k, seed, top_k, top_p, clock, rule=rule, policy=policy, graph=graph)
 
-    def resume(self, request: Request, hidden: Tensor) -> Answer:
+    def resume(self, request: Request, hidden: Tensor, read: bool = True) -> Answer:
         """As `Decoder.resume`; the answer is marked."""
-        answer = super().resume(request, hidden)
+        answer = super().resume(request, hidden, read)
         answer.simulated = True
         return answer
 

@@ -99,8 +99,6 @@ class Decoder:
         """Graphs captured so far, the drafter's left out."""
         return self._verify.num_captured + self._accept.num_captured
 
-    # -- requests come and go ---------------------------------------------------------------------------------------
-
     @torch.inference_mode()
     def admit(self, request: Request) -> Answer:
         """Prefills a request into the next free row and emits its first token.
@@ -119,17 +117,25 @@ class Decoder:
         row = len(self.active)
         ids = torch.tensor(request.ids, device=self.target.device)
         hidden = self.target.prefill(ids, row)[-1]
-        if self.drafter is not None and self.k > 0 and self.drafter.reach(len(request.ids)) > 0:
+        read = self.reads_draft(request)
+        if self.drafter is not None and read:
             self.drafter.start(row, ids)
-        return self.resume(request, hidden)
+        return self.resume(request, hidden, read)
+
+    def reads_draft(self, request: Request) -> bool:
+        """Does the drafter read the prompt before decoding? Not where nothing can be drafted, or is expected to be."""
+        num, drafter = len(request.ids), self.drafter
+        able = drafter is not None and self.k > 0 and drafter.reach(num) > 0
+        return able and (self.policy is None or self.policy.drafts(request.id, num + 1))
 
     @torch.inference_mode()
-    def resume(self, request: Request, hidden: Tensor) -> Answer:
+    def resume(self, request: Request, hidden: Tensor, read: bool = True) -> Answer:
         """Starts a request whose prompt is already in the next free row of the slabs (one prefill, many arms).
 
         Args:
             request: the request.
             hidden: [H] the target's final hidden state at the prompt's last token.
+            read: the drafter has read the prompt too (`reads_draft`).
         """
         answer = Answer(request)
         temperature = torch.tensor([request.temperature], device=self.target.device)
@@ -145,7 +151,7 @@ class Decoder:
             answer.hidden.append(hidden)
         answer.commit(first.tolist(), self.eos, self.stop)
         if self.drafter is not None:
-            self.drafter.join(len(self.active))
+            self.drafter.join(len(self.active), read)
         self.active.append(answer)
         self._rows = None
         return answer
@@ -170,8 +176,6 @@ class Decoder:
                         self.drafter.move(len(self.active), gap, length)
         self._rows = None
         return done
-
-    # -- the algorithm ----------------------------------------------------------------------------------------------
 
     def _draft_length(self, longest: int) -> int:
         """k, less what no row could use, and what the drafter or the slab can not hold (then speculation pauses)."""
@@ -286,11 +290,10 @@ class Decoder:
         more = True
         while more or self.active:
             while more and len(self.active) < self.target.slab.batch:
-                request = next(waiting, None)
-                if request is None:
+                if (request := next(waiting, None)) is None:
                     more = False
-                    break
-                self.admit(request)
-                yield from self.retire()
+                else:
+                    self.admit(request)
+                    yield from self.retire()
             if self.active:
                 yield from self.cycle()

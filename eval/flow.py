@@ -110,11 +110,12 @@ def _admit(decoder: Decoder, request: Request, timeline: _Timeline, prefixes: Pr
     row, clock = len(decoder.active), timeline.clock
     start_s, start = time.perf_counter() + timeline.ahead_ms / 1e3, clock.now_ms()
     hidden, read_ms = prefixes.read(decoder.target, request.ids, row, clock, keep)
-    draft_ms = 0.0
-    if decoder.drafter is not None and decoder.drafter.reach(len(request.ids)) > 0:
+    draft_ms, drafted = 0.0, decoder.reads_draft(request)
+    if drafted:
+        assert decoder.drafter is not None
         draft_ms = prefixes.start(decoder.drafter, request.ids, row, clock, keep)
     before = clock.now_ms()
-    answer = decoder.resume(request, hidden)
+    answer = decoder.resume(request, hidden, drafted)
     end = clock.now_ms()
     prefill_ms = read_ms + end - before
     timeline.ahead_ms += prefill_ms + draft_ms - (end - start)

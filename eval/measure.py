@@ -236,7 +236,11 @@ class Bench:
         decoder.clock = clock
         clock.totals_ms()
         start_s = time.perf_counter()
-        answer = decoder.resume(Request(request.name, request.ids, load.max_new, load.temperature), hidden)
+        asked = Request(request.name, request.ids, load.max_new, load.temperature)
+        drafted = decoder.reads_draft(asked)
+        if not drafted:  # what was read for other arms is read again when this one first drafts
+            blank = replace(blank, draft_prefill_ms=0.0)
+        answer = decoder.resume(asked, hidden, drafted)
         wall_ms, phases = decode(decoder, answer, clock)
         return finished_row(
             blank,

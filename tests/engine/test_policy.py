@@ -37,6 +37,9 @@ class Erratic:
     def choose(self, requests: Sequence[str], context: int) -> int:
         return self.random.choice([0, 0, 1, 2, 5, 8])
 
+    def drafts(self, request: str, context: int) -> bool:
+        return self.random.random() < 0.5
+
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         assert 0 <= accepted <= proposed <= 8
 
@@ -195,6 +198,71 @@ def test_a_k_that_was_never_timed_is_off_as_far_as_the_others() -> None:
     policy.forget("a")
     assert policy.expected_ms(0, 100) == pytest.approx(13.0, rel=0.02)
     assert policy.expected_ms(3, 100) == pytest.approx(1.3 * cycle_ms(COSTS, 3), rel=0.02)
+
+
+class Reluctant(Erratic):
+    """Drafts nothing for so many cycles, and says so."""
+
+    def __init__(self, cycles: int) -> None:
+        super().__init__(0)
+        self.left = cycles
+
+    def choose(self, requests: Sequence[str], context: int) -> int:
+        self.left -= 1
+        return 4 if self.left < 0 else 0
+
+    def drafts(self, request: str, context: int) -> bool:
+        return self.left <= 0
+
+
+class Reading(Runner):
+    """Writes down each prompt that it reads."""
+
+    read: list[list[int]]
+
+    def prefill(self, ids: torch.Tensor, row: int = 0) -> torch.Tensor:
+        self.read.append(ids.tolist())
+        return super().prefill(ids, row)
+
+
+@pytest.mark.parametrize("recent", [None, 32])
+@pytest.mark.parametrize("cycles", [0, 1, 7, 1000])
+def test_a_draft_reads_a_prompt_when_it_first_proposes(cycles: int, recent: int | None) -> None:
+    ids = list(range(3, 40))
+    draft = Reading(DRAFTS["same"], 1, 120, recent=recent)
+    draft.read = []
+    decoder = Decoder(Runner(TARGET, 1, 120), (), ModelDrafter(draft), 4, policy=Reluctant(cycles))
+    answer = next(iter(decoder.run([Request("a", tuple(ids), 30)])))
+    assert answer.tokens == plain_greedy(ids, 30, set())
+    text = [*ids, *answer.tokens]
+    assert draft.read == ([] if cycles == 1000 else [text[: len(ids) + cycles]])
+    if recent is None:  # the target itself, so whatever it read it read rightly
+        assert all(c.accepted == c.proposed for c in answer.cycles)
+
+
+def test_rows_that_were_not_read_move_and_leave() -> None:
+    """Ragged requests in three rows, each read or not by chance; the draft is the target, so all must be accepted."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = [(n, new) for n in (1, 30, 9, 4, 17) for new in (3, 25, 8)]
+    requests = [
+        Request(f"{n}-{new}", tuple(torch.randint(0, VOCAB, (n,), generator=generator).tolist()), new)
+        for n, new in lengths
+    ]
+    decoder = Decoder(Runner(TARGET, 3, 200), (), ModelDrafter(Runner(DRAFTS["same"], 3, 200)), 8, policy=Erratic(2))
+    for answer in decoder.run(requests):
+        assert answer.tokens == plain_greedy(list(answer.request.ids), answer.request.max_new, set())
+        assert all(c.accepted == c.proposed or c.cut for c in answer.cycles)
+
+
+def test_adaptive_and_schedule_say_whether_they_would_draft() -> None:
+    policy = Adaptive([COSTS], 4, prior=0.9)
+    assert policy.drafts("a", 100)
+    for _ in range(200):
+        policy.observe("a", 4, 0)
+    before = policy.state()
+    assert not policy.drafts("a", 100) and policy.state() == before
+    table = Schedule({("", 50, 1): 3})
+    assert table.drafts("a", 50) and not table.drafts("a", 51)
 
 
 def test_a_slow_spell_is_forgotten() -> None:

@@ -223,6 +223,9 @@ class Stutter:
         self.round += 1
         return self.k if self.round % 3 == 0 else 0
 
+    def drafts(self, request: str, context: int) -> bool:
+        return context % 2 == 0
+
     def observe(self, request: str, proposed: int, accepted: int) -> None:
         """Past cycles do not matter."""
 

@@ -126,6 +126,23 @@ def test_an_arm_keeps_its_decoder_and_a_policy_its_memory_but_not_over_passes() 
     assert single.decoder(arm).policy.acceptance(REQUESTS[0].name) == after_both  # type: ignore[union-attr]
 
 
+def test_a_policy_that_drafts_nothing_pays_no_draft_prefill() -> None:
+    verify = {k: 1.0 for k in range(5)}
+    dear = [Costs(1.0, verify, 90.0, context=30, batch=batch, draft="small") for batch in (1, 2)]
+    drafts = {"small": Runner(DRAFTS["noise"], 2, 120)}
+    bench = Bench(Runner(TARGET, 2, 120), drafts, Load(12, ()), costs=dear)
+    arms = (Arm("", 0), Arm("small", 2), Arm("small", 4, "adaptive"))
+    rows = list(bench.measure(REQUESTS, arms, 0))
+    rows += bench.measure_sets([RequestSet(0, tuple(REQUESTS))], arms, 2, 0)
+    for row in rows:
+        assert (row.draft_prefill_ms > 0) == (row.arm == "draft:small@k2")
+        assert row.ttft_ms == row.prefill_ms + row.draft_prefill_ms
+        if row.policy == "adaptive":
+            assert sum(c.proposed > 0 for c in row.cycles) < len(row.cycles) / 2  # a probe now and then
+    for request in REQUESTS:
+        assert len({r.tokens_sha for r in rows if r.request_id == request.id}) == 1
+
+
 @pytest.mark.parametrize("max_new", [1, 12])
 def test_sets_of_requests_share_rows(max_new: int) -> None:
     ids = [f"q{i}" for i in range(6)]
