@@ -92,10 +92,15 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
         positions: that the target has; None is no limit.
 
     Raises:
-        ValueError: none is left.
+        ValueError: none is left, or an answer leaves no room for a prompt.
     """
     stage = recipe.eval
     limit, why = limit_of(recipe, positions)
+    if limit < 1:
+        raise ValueError(
+            f"eval.max_new_tok = {stage.max_new_tok} leaves no room for a prompt: the target has {positions} positions; "
+            "lower it"
+        )
     choice = Choice()
     for prompt in load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains):
         ids = encode_prompt(tokenizer, prompt.messages, recipe.traffic.system)

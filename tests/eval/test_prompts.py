@@ -47,6 +47,16 @@ def test_prompts_that_do_not_fit_are_counted_and_named(
         choose_prompts(recipe, tok_a, 11)
 
 
+@pytest.mark.parametrize("cut", ["true", "false"])
+@pytest.mark.parametrize("positions", [10, 4])
+def test_an_answer_as_long_as_the_positions_leaves_no_room(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast, cut: str, positions: int
+) -> None:
+    recipe = recipe_of(tmp_path, {"code": [3, 300]}, "eval.max_new_tok=10", f"eval.cut_long={cut}")
+    with pytest.raises(ValueError, match=rf"eval\.max_new_tok = 10 .* {positions} positions; lower it"):
+        choose_prompts(recipe, tok_a, positions)
+
+
 def test_the_recipe_knows_the_groups() -> None:
     assert get_args(schema_eval.Group) == tuple(name for name, _, _ in GROUPS)
 
