@@ -109,18 +109,17 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
             _count(choice.left_out, prompt, limit, why)
             continue
         group = group_of(min(len(ids), limit))
-        if not stage.num_of(group):
-            choice.not_asked.setdefault(prompt.domain, Counter())[group] += 1
-            continue
-        full = choice.num(prompt.domain, group) == stage.num_of(group)
-        if long and not full:  # else it is not measured, and cutting takes time
+        if long and choice.num(prompt.domain, group) < stage.num_of(group):  # else cutting takes time for nothing
             shorter = cut_middle(tokenizer, prompt.messages, recipe.traffic.system, limit)
             if shorter is None:
                 _count(choice.left_out, prompt, limit, why)
                 continue
             prompt, ids = replace(prompt, messages=shorter[0]), shorter[1]
-            group = group_of(len(ids))
-            full = choice.num(prompt.domain, group) >= stage.num_of(group)
+            group = group_of(len(ids))  # a cut may end a few tokens below the limit, and a group there
+        if not stage.num_of(group):
+            choice.not_asked.setdefault(prompt.domain, Counter())[group] += 1
+            continue
+        full = choice.num(prompt.domain, group) >= stage.num_of(group)
         taken = Taken(prompt, group, tuple(ids))
         if not full:
             choice.cells.setdefault((prompt.domain, group), []).append(taken)
@@ -136,9 +135,10 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
                 f"no held-out prompt of {domains} is of a group that eval.num_requests = {stage.num_requests} names; "
                 "name another, or give other prompts (traffic.heldout)"
             )
+        has, cut = ("can be cut to", "") if stage.cut_long else ("has", "let prompts be cut (eval.cut_long=true), ")
         raise ValueError(
-            f"no held-out prompt of {domains} has {limit} tokens or less ({why}); raise it, let prompts be cut "
-            "(eval.cut_long=true), or give other prompts (traffic.heldout)"
+            f"no held-out prompt of {domains} {has} {limit} tokens or less ({why}); raise it, {cut}"
+            "or give other prompts (traffic.heldout)"
         )
     return choice
 
