@@ -65,7 +65,7 @@ def notes(report: Report) -> list[str]:
                 f"({show.plain(group, 20)})."
             )
     if choice["left_out"]:
-        said.append(f"Not compared, too few requests: {', '.join(choice['left_out'])}.")
+        said.append(f"Not compared, too few requests or dropped by the race: {', '.join(choice['left_out'])}.")
     return said
 
 

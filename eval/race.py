@@ -16,7 +16,7 @@ BEHIND_FRAC = 0.03
 ERRORS = 2.5
 # Requests that both must have answered in a cell.
 LEAST = 5
-# All under half: the choice leaves out arms with less than half of the requests, so that the others keep all of theirs.
+# Of all requests; of a small cell that is more. The choice leaves out what was dropped, so that others keep all theirs.
 LOOKS = (1 / 6, 1 / 3)
 
 
