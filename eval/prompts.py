@@ -98,8 +98,8 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
     limit, why = limit_of(recipe, positions)
     if limit < 1:
         raise ValueError(
-            f"eval.max_new_tok = {stage.max_new_tok} leaves no room for a prompt: the target has {positions} positions; "
-            "lower it"
+            f"eval.max_new_tok = {stage.max_new_tok} leaves no room for a prompt: the target has {positions} "
+            "positions; lower it"
         )
     choice = Choice()
     for prompt in load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains):

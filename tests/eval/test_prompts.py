@@ -132,7 +132,7 @@ def test_a_cut_that_ends_in_another_group_is_measured_there_or_counted(
 
 def test_cutting_is_not_advised_where_it_is_on(tmp_path: Path, tok_a: PreTrainedTokenizerFast) -> None:
     given = {"code": [300, 400]}
-    with pytest.raises(ValueError, match="has 2 tokens or less .* let prompts be cut"):
+    with pytest.raises(ValueError, match=r"has 2 tokens or less .* let prompts be cut"):
         choose_prompts(recipe_of(tmp_path, given, "traffic.max_prompt_tok=2"), tok_a)
     with pytest.raises(ValueError, match="can be cut to 2 tokens or less") as told:
         choose_prompts(recipe_of(tmp_path, given, "traffic.max_prompt_tok=2", "eval.cut_long=true"), tok_a)
