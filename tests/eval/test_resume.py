@@ -61,6 +61,7 @@ def test_a_stop_within_the_first_request_leaves_no_rows(tmp_path: Path) -> None:
         (lambda f: (f / PROGRESS).unlink(), "without progress.json"),
         (lambda f: (f / PROGRESS).write_text('{"rows": -1}'), "not as an evaluation writes it"),
         (lambda f: (f / PROGRESS).write_text('{"rows": 5, "paused_s": ["x"]}'), "not as an evaluation writes it"),
+        (lambda f: (f / PROGRESS).write_text('{"rows": 5, "slept_s": 60}'), "not as an evaluation writes it"),
         (lambda f: (f / ROWS).write_text('{"format": 2}\n'), "0 whole rows, where 5 were written"),
         (lambda f: (f / ROWS).write_text(""), "0 whole rows, where 5 were written"),
         (lambda f: (f / ROWS).unlink(), "No such file"),
