@@ -149,15 +149,16 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
     Args:
         folder: for the message.
-        before, now: what must be equal, by name.
+        before, now: what must be equal, by name. What an older version did not tell before was empty.
 
     Raises:
         ResumeError: the first that differs.
     """
     for key, value in json.loads(json.dumps(now)).items():
-        if before.get(key) != value:
+        was = before.get(key, type(value)())
+        if was != value:
             raise ResumeError(
-                f"--resume {folder}: {key} was {_short(before.get(key))} and is {_short(value)} now: rows of the two "
+                f"--resume {folder}: {key} was {_short(was)} and is {_short(value)} now: rows of the two "
                 "can not stand in one report; put it back, or start a new evaluation"
             )
 

@@ -88,6 +88,15 @@ def test_a_changed_world_is_refused(tmp_path: Path) -> None:
         check_same(tmp_path, before, {"num_threads": 4})
 
 
+def test_what_an_older_version_did_not_tell_was_empty(tmp_path: Path) -> None:
+    before = {"target_sha256": "1"}
+    check_same(tmp_path, before, {"target_sha256": "1", "cut": {}, "not_asked": {}, "ids": [], "why": None})
+    with pytest.raises(ResumeError, match=r"cut was \{\} and is \{\"code\": 1\} now"):
+        check_same(tmp_path, before, {"cut": {"code": 1}})
+    with pytest.raises(ResumeError, match=r"cut was null and is \{\} now"):
+        check_same(tmp_path, {"cut": None}, {"cut": {}})
+
+
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["recipes/tiny.yaml", "--resume", str(tmp_path)])
