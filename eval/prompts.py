@@ -63,6 +63,10 @@ class Choice:
         """Prompts of a cell so far."""
         return len(self.cells.get((domain, group), ()))
 
+    def told(self) -> dict[str, Any]:
+        """What the settings of a report say of prompts that are not measured, or not whole."""
+        return {"left_out": self.left_out, "cut": self.cut, "not_asked": self.not_asked}
+
 
 def group_of(num_tok: int) -> str:
     """Context class of a prompt."""

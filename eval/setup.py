@@ -126,9 +126,7 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         "graph": graph_why,
         "compile": "on: chain steps" if compiled else "off: trainer.compile is false",
         "eos_ids": list(eos),
-        "left_out": traffic.choice.left_out,
-        "cut": traffic.choice.cut,
-        "not_asked": traffic.choice.not_asked,
+        **traffic.choice.told(),
         "memory": memory,
         "scheduled": None if scheduled is None else scheduled.about(r.id for r in traffic.requests),
     }
