@@ -71,11 +71,11 @@ def test_few_requests_must_lie_further_apart() -> None:
     """Five pairs that are 3 errors apart: of normal noise that is 0.1%, of five values it is 2%."""
     assert errors_of(5) > 4 and errors_of(1000) < 1.01 * ERRORS
     assert [errors_of(num) for num in range(5, 60)] == sorted((errors_of(num) for num in range(5, 60)), reverse=True)
-    far = {"b": 1.0, "c": 2.0}
     race = Race(30)
     for i, noise in enumerate((-0.22, -0.11, 0.0, 0.11, 0.22)):  # sd 0.174, error 0.078
         race.add(plain(8, request_id=f"r{i}", wall_ms=400.0, prefill_ms=0.0))
-        for arm, ms in {"a": 100.0} | {arm: 100.0 * math.exp(0.24 * by + noise) for arm, by in far.items()}.items():
+        for arm, log_lag in {"a": 0.0, "b": 0.24 + noise, "c": 0.48 + noise}.items():
+            ms = 100.0 * math.exp(log_lag)
             row = {"request_id": f"r{i}", "k": 3, "arm": arm, "wall_ms": ms, "prefill_ms": 0.0}
             race.add(make_row([(3, 3, 4), (3, 2, 3)], **row))
     race.keeps("a")
