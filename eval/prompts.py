@@ -14,14 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.prompt import Prompt
 from distill.recipe import Recipe
+from distill.schema_eval import group_of
 from distill.tokens import encode_prompt
 from distill.traffic import load_prompts
 from eval.cut import cut_middle
 
 log = logging.getLogger(__name__)
 
-# Context classes by prompt tokens; the recipe's schema knows their names.
-GROUPS = (("short", 0, 1024), ("medium", 1024, 6144), ("long", 6144, 1 << 40))
 # Prompts kept back for choosing a tree, and ids of prompts that are named.
 NUM_SPARE, MAX_NAMED = 6, 20
 
@@ -66,11 +65,6 @@ class Choice:
     def told(self) -> dict[str, Any]:
         """What the settings of a report say of prompts that are not measured, or not whole."""
         return {"left_out": self.left_out, "cut": self.cut, "not_asked": self.not_asked}
-
-
-def group_of(num_tok: int) -> str:
-    """Context class of a prompt."""
-    return next(name for name, low, high in GROUPS if low <= num_tok < high)
 
 
 def limit_of(recipe: Recipe, positions: int | None) -> tuple[int, str]:

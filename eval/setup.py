@@ -16,6 +16,7 @@ from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_config, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.recipe import Recipe
 from distill.schema import Eval
+from distill.schema_eval import GROUPS
 from distill.tokens import eos_ids
 from engine.bench import copy_bandwidth, measure_costs
 from engine.costs import Costs
@@ -26,7 +27,7 @@ from eval.decoders import EvalRequest, Load, RequestSet
 from eval.inventory import about_draft, memory_of
 from eval.measure import Bench
 from eval.prefix import Prefixes
-from eval.prompts import GROUPS, Choice, Taken, choose_prompts
+from eval.prompts import Choice, Taken, choose_prompts
 from eval.schedule import read_schedule
 
 PLAN_CONTEXTS = (128, 512)

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from distill import schema_eval
 from distill.recipe import Recipe, load_recipe
-from eval.prompts import GROUPS, Choice, choose_prompts, group_of
+from distill.schema_eval import GROUPS, group_of
+from eval.prompts import Choice, choose_prompts
 
 
 def recipe_of(tmp_path: Path, lengths: dict[str, list[int]], *overrides: str) -> Recipe:
