@@ -29,8 +29,15 @@ if TYPE_CHECKING:
     Group = str  # so that any group may be looked up
 else:
     Group = Literal["short", "medium", "long"]
+# Context classes by prompt tokens.
+GROUPS = (("short", 0, 1024), ("medium", 1024, 6144), ("long", 6144, 1 << 40))
 LATENCY = ("latency@p50", "latency@p95")
 THROUGHPUT = re.compile(r"throughput@([1-9][0-9]?)")
+
+
+def group_of(num_tok: int) -> str:
+    """Context class of a prompt."""
+    return next(name for name, low, high in GROUPS if low <= num_tok < high)
 
 
 def known_objective(value: str) -> str:

@@ -6,6 +6,7 @@ import copy
 import logging
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +24,11 @@ from distill.prompt import Prompt
 from distill.recipe import Distill, Recipe
 from distill.responses import write_responses
 from distill.runs import Run, RunError
+from distill.schema_eval import group_of
 from distill.shape import Target
 from distill.shortlist import by_use, coverage_line, shortlist_of
 from distill.teacher import ResponseDataset
+from distill.tokens import encode_prompt
 from distill.traffic import load_prompts, stream_prompts
 from distill.validation import Served, Validation
 from engine.bench import measure_costs
@@ -35,27 +38,42 @@ from engine.model import Runner
 log = logging.getLogger(__name__)
 
 
-def held_out(recipe: Recipe) -> list[Prompt]:
-    """Held-out prompts for validation: the last `num_validation` of each domain.
+def held_out(recipe: Recipe, target: Target) -> list[Prompt]:
+    """Held-out prompts for validation: of each domain the last `num_validation` that the evaluation does not take.
 
-    The evaluation takes the first ones; a checkpoint must not be chosen by the prompts that it is then measured on.
+    A checkpoint must not be chosen by the prompts that it is then measured on.
     """
     found: list[Prompt] = []
-    asked = recipe.eval.num_requests
-    # Which prompt is of which group is not known here: the evaluation takes so many of a domain at most.
-    most = sum(asked.values()) if isinstance(asked, dict) else asked
     prompts = load_prompts(recipe.traffic, "heldout", recipe.seed, recipe.eval.domains)
+    taken = _evaluated(recipe, target, prompts)
     for domain in dict.fromkeys(prompt.domain for prompt in prompts):
         own = [prompt for prompt in prompts if prompt.domain == domain]
-        spare = own[most:]
+        spare = [prompt for prompt in own if prompt.id not in taken]
         if not spare:
             log.warning(
-                "%s: %d held-out prompts, all of which may be evaluated (eval.num_requests = %s): the best checkpoint "
+                "%s: %d held-out prompts, all of which are evaluated (eval.num_requests = %s): the best checkpoint "
                 "is chosen on prompts that it will be measured on; give more held-out prompts",
-                *(domain, len(own), asked),
+                *(domain, len(own), recipe.eval.num_requests),
             )
         found += (spare or own)[-recipe.distill.num_validation :]
     return found
+
+
+def _evaluated(recipe: Recipe, target: Target, prompts: Sequence[Prompt]) -> set[str]:
+    """Ids of the prompts that `eval.prompts` takes: the first of each domain and context group that fit, or are cut."""
+    stage, longest = recipe.eval, recipe.traffic.max_prompt_tok
+    limit = min(longest, getattr(target.config, "max_position_embeddings", 1 << 40) - stage.max_new_tok)
+    taken: set[str] = set()
+    num: Counter[tuple[str, str]] = Counter()
+    for prompt in prompts:
+        length = len(encode_prompt(target.tokenizer, prompt.messages, recipe.traffic.system))
+        if length > limit and not stage.cut_long:
+            continue
+        cell = prompt.domain, group_of(max(0, min(length, limit)))
+        if num[cell] < stage.num_of(cell[1]):
+            num[cell] += 1
+            taken.add(prompt.id)
+    return taken
 
 
 def write_answers(recipe: Recipe, run: Run, target: Target, model: PreTrainedModel, eos: Sequence[int]) -> None:
@@ -67,7 +85,7 @@ def write_answers(recipe: Recipe, run: Run, target: Target, model: PreTrainedMod
     )
     for folder, prompts, stage in (
         (run.responses, stream_prompts(recipe.traffic, recipe.seed), recipe.responses),
-        (run.validation, held_out(recipe), served),
+        (run.validation, held_out(recipe, target), served),
     ):
         started = last = time.perf_counter()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +20,8 @@ RANK_KEYS = {
     "latency@p50": "median over requests of paired end-to-end speedup",
     "latency@p95": "p95 end-to-end time of the baseline over that of the arm",
 }
-# An arm with fewer of the requests than this part of the most measured one was dropped early and can not be chosen.
+# An arm with fewer of the requests than this part of the most measured one can not be chosen: all others would be
+# compared on its few. What a race dropped may have more, where cells differ in size, and can not be chosen either.
 MIN_COVER_FRAC = 0.5
 
 
@@ -36,13 +37,16 @@ def judged_pool(cells: Sequence[Cell], objective: str, domain: str) -> list[Cell
     return overall(cells if batch is None else [c for c in cells if c["batch"] == batch], domain)
 
 
-def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) -> dict[str, Any]:
+def choose(
+    cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int], dropped: Collection[str] = ()
+) -> dict[str, Any]:
     """The choice for the domain that is judged, what each domain alone would choose, and what was given up.
 
     Args:
         cells: of `build_cells`.
         settings: of the report.
         sizes: parameters read per drafted token, by draft.
+        dropped: arms that a race dropped, which is at batch 1.
 
     Returns:
         `choice` of report.json. Its arm is None when too few requests were measured.
@@ -71,8 +75,7 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "lookup": None,
         "left_out": [],
     }
-    most = max((c["num_requests"] for c in pool), default=0)
-    kept = [c for c in pool if c["num_requests"] >= MIN_COVER_FRAC * most]
+    kept = _covering(pool, dropped)
     choice["left_out"] = [c["arm"] for c in here if c["k"] and c not in kept]
     base, gains = _common(kept)
     if not kept or base.size < settings.needed:
@@ -85,7 +88,7 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         ranking = rank(_candidates(kept, plain, base, gains, settings, sizes))
         chosen = ranking[0]
         regret, held_out = _regret(base, gains, arms, chosen.arm, settings)
-        by_domain = _by_domain(cells, kept[0], chosen.arm, settings, sizes)
+        by_domain = _by_domain(cells, kept[0], chosen.arm, settings, sizes, dropped)
         lost = grid_regret(pool, chosen.arm, settings)
         lookup = against_lookup(ranking, arms, base, gains, settings)
     else:
@@ -113,6 +116,13 @@ def choose(cells: Sequence[Cell], settings: Settings, sizes: Mapping[str, int]) 
         "grid_regret": lost,
         "lookup": lookup,
     }
+
+
+def _covering(cells: Sequence[Cell], dropped: Collection[str]) -> list[Cell]:
+    """Cells of one load whose arms were measured to the end, or nearly."""
+    left = [c for c in cells if c["batch"] > 1 or c["arm"] not in dropped]
+    most = max((c["num_requests"] for c in left), default=0)
+    return [c for c in left if c["num_requests"] >= MIN_COVER_FRAC * most]
 
 
 def _common(cells: Sequence[Cell]) -> tuple[Floats, Floats]:
@@ -194,13 +204,18 @@ def _best_draft(drafts: Sequence[Candidate], k: int) -> dict[str, Any] | None:
 
 
 def _by_domain(
-    cells: Sequence[Cell], like: Cell, chosen: str, settings: Settings, sizes: Mapping[str, int]
+    cells: Sequence[Cell],
+    like: Cell,
+    chosen: str,
+    settings: Settings,
+    sizes: Mapping[str, int],
+    dropped: Collection[str],
 ) -> dict[str, Any]:
     """What each domain alone would choose, and what the common choice loses there."""
     result = {}
     here = [c for c in cells if c["batch"] == like["batch"] and c["group"] == like["group"] and c["k"]]
     for domain in dict.fromkeys(c["domain"] for c in here):
-        mine = [c for c in here if c["domain"] == domain and c["status"] == "ok"]
+        mine = _covering([c for c in here if c["domain"] == domain and c["status"] == "ok"], dropped)
         base, gains = _common(mine)
         if domain in (like["domain"], ALL) or base.size < settings.min_requests:
             continue

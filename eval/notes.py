@@ -48,24 +48,35 @@ def notes(report: Report) -> list[str]:
             f"The schedule was made of {scheduled['shared_requests']} of the requests that it is measured on here: its "
             "figure flatters it. Make it of others."
         )
-    for domain, left in (report["settings"].get("left_out") or {}).items():
+    said += prompt_notes(report["settings"])
+    if choice["left_out"]:
+        said.append(f"Not compared, too few requests or dropped by the race: {', '.join(choice['left_out'])}.")
+    return said
+
+
+def prompt_notes(settings: Mapping[str, Any]) -> list[str]:
+    """Which held-out prompts are not measured, or not whole.
+
+    Args:
+        settings: with `left_out`, `cut` and `not_asked` of `prompts.Choice`, where there is something to tell.
+    """
+    said = []
+    for domain, left in (settings.get("left_out") or {}).items():
         said.append(
             f"Left out, as they do not fit: {_prompts(left['num'], domain)} over {left['limit_tok']:,} tokens "
             f"({left['limit']})."
         )
-    for domain, cut in (report["settings"].get("cut") or {}).items():
+    for domain, cut in (settings.get("cut") or {}).items():
         said.append(
             f"Measured without their middle: {_prompts(cut['num'], domain)}, cut to {cut['limit_tok']:,} tokens "
             f"({cut['limit']})."
         )
-    for domain, groups in (report["settings"].get("not_asked") or {}).items():
+    for domain, groups in (settings.get("not_asked") or {}).items():
         for group, num in groups.items():
             said.append(
                 f"Left out, as eval.num_requests does not name their group: {_prompts(num, domain)} "
                 f"({show.plain(group, 20)})."
             )
-    if choice["left_out"]:
-        said.append(f"Not compared, too few requests: {', '.join(choice['left_out'])}.")
     return said
 
 

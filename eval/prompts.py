@@ -14,14 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.prompt import Prompt
 from distill.recipe import Recipe
+from distill.schema_eval import group_of
 from distill.tokens import encode_prompt
 from distill.traffic import load_prompts
 from eval.cut import cut_middle
 
 log = logging.getLogger(__name__)
 
-# Context classes by prompt tokens; the recipe's schema knows their names.
-GROUPS = (("short", 0, 1024), ("medium", 1024, 6144), ("long", 6144, 1 << 40))
 # Prompts kept back for choosing a tree, and ids of prompts that are named.
 NUM_SPARE, MAX_NAMED = 6, 20
 
@@ -63,10 +62,9 @@ class Choice:
         """Prompts of a cell so far."""
         return len(self.cells.get((domain, group), ()))
 
-
-def group_of(num_tok: int) -> str:
-    """Context class of a prompt."""
-    return next(name for name, low, high in GROUPS if low <= num_tok < high)
+    def told(self) -> dict[str, Any]:
+        """What the settings of a report say of prompts that are not measured, or not whole."""
+        return {"left_out": self.left_out, "cut": self.cut, "not_asked": self.not_asked}
 
 
 def limit_of(recipe: Recipe, positions: int | None) -> tuple[int, str]:
@@ -92,10 +90,15 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
         positions: that the target has; None is no limit.
 
     Raises:
-        ValueError: none is left.
+        ValueError: none is left, or an answer leaves no room for a prompt.
     """
     stage = recipe.eval
     limit, why = limit_of(recipe, positions)
+    if limit < 1:
+        raise ValueError(
+            f"eval.max_new_tok = {stage.max_new_tok} leaves no room for a prompt: the target has {positions} "
+            "positions; lower it"
+        )
     choice = Choice()
     for prompt in load_prompts(recipe.traffic, "heldout", recipe.seed, stage.domains):
         ids = encode_prompt(tokenizer, prompt.messages, recipe.traffic.system)
@@ -104,18 +107,17 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
             _count(choice.left_out, prompt, limit, why)
             continue
         group = group_of(min(len(ids), limit))
-        if not stage.num_of(group):
-            choice.not_asked.setdefault(prompt.domain, Counter())[group] += 1
-            continue
-        full = choice.num(prompt.domain, group) == stage.num_of(group)
-        if long and not full:  # else it is not measured, and cutting takes time
+        if long and choice.num(prompt.domain, group) < stage.num_of(group):  # else cutting takes time for nothing
             shorter = cut_middle(tokenizer, prompt.messages, recipe.traffic.system, limit)
             if shorter is None:
                 _count(choice.left_out, prompt, limit, why)
                 continue
             prompt, ids = replace(prompt, messages=shorter[0]), shorter[1]
-            group = group_of(len(ids))
-            full = choice.num(prompt.domain, group) >= stage.num_of(group)
+            group = group_of(len(ids))  # a cut may end a few tokens below the limit, and a group there
+        if not stage.num_of(group):
+            choice.not_asked.setdefault(prompt.domain, Counter())[group] += 1
+            continue
+        full = choice.num(prompt.domain, group) >= stage.num_of(group)
         taken = Taken(prompt, group, tuple(ids))
         if not full:
             choice.cells.setdefault((prompt.domain, group), []).append(taken)
@@ -131,9 +133,10 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
                 f"no held-out prompt of {domains} is of a group that eval.num_requests = {stage.num_requests} names; "
                 "name another, or give other prompts (traffic.heldout)"
             )
+        has, cut = ("can be cut to", "") if stage.cut_long else ("has", "let prompts be cut (eval.cut_long=true), ")
         raise ValueError(
-            f"no held-out prompt of {domains} has {limit} tokens or less ({why}); raise it, let prompts be cut "
-            "(eval.cut_long=true), or give other prompts (traffic.heldout)"
+            f"no held-out prompt of {domains} {has} {limit} tokens or less ({why}); raise it, {cut}"
+            "or give other prompts (traffic.heldout)"
         )
     return choice
 

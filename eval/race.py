@@ -11,12 +11,12 @@ from typing import Any
 from eval.records import BASELINE, RequestRow
 
 # An arm is behind in a cell when it is slower than the best arm there by more than this, and by this many standard
-# errors of the paired difference.
+# errors of the paired difference; by more of them where there are few differences to know the error from.
 BEHIND_FRAC = 0.03
-ERRORS = 2.5
+ERRORS, FEW = 2.5, 2.7
 # Requests that both must have answered in a cell.
 LEAST = 5
-# All under half: the choice leaves out arms with less than half of the requests, so that the others keep all of theirs.
+# Of all requests; of a small cell that is more. The choice leaves out what was dropped, so that others keep all theirs.
 LOOKS = (1 / 6, 1 / 3)
 
 
@@ -77,7 +77,15 @@ def _lag(cell: dict[str, dict[str, float]], arm: str) -> float:
     if best == arm or len(apart) < LEAST:
         return 0.0
     mean, error = fmean(apart), stdev(apart) / math.sqrt(len(apart))
-    return math.exp(mean) - 1 if mean > max(math.log1p(BEHIND_FRAC), ERRORS * error) else 0.0
+    return math.exp(mean) - 1 if mean > max(math.log1p(BEHIND_FRAC), errors_of(len(apart)) * error) else 0.0
+
+
+def errors_of(num: int) -> float:
+    """Standard errors that `num` paired differences must lie apart by: about as unlikely by chance for any number.
+
+    ERRORS (1 + FEW / (num - 1)): 4.2 for 5, by Student's t 0.5 to 0.7% of one side for 5 to 60.
+    """
+    return ERRORS * (1 + FEW / (num - 1))
 
 
 def _both(one: Iterable[str], other: Iterable[str]) -> list[str]:

@@ -73,7 +73,7 @@ def build_report(
     cells = build_cells(kept, plan, used)
     drafts = [dict(d) for d in settings.get("drafts", [])]
     sizes = {d["name"]: int(d.get("read_params") or d.get("stored_params") or 0) for d in drafts}
-    choice = choose(cells, used, sizes)
+    choice = choose(cells, used, sizes, (settings.get("raced") or {}).get("dropped", ()))
     pool = judged_pool(cells, used.objective, used.domain)
     judged = overall(cells) + pool
     for cell in cells:

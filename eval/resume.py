@@ -37,13 +37,15 @@ class Progress:
         rows: those of whole requests, warm-up included.
         used_s: seconds of the budget.
         policies: what each adaptive arm of the batch that is being measured has learnt, by the arm's name.
-        paused_s: how long it stood still, each time.
+        paused_s: how long the process was stopped, each time.
+        slept_s: how long the machine slept, each time.
     """
 
     rows: int = 0
     used_s: float = 0.0
     policies: Mapping[str, Any] = field(default_factory=dict)
     paused_s: Sequence[float] = ()
+    slept_s: Sequence[float] = ()
 
     def save(self, folder: Path) -> None:
         write_json(folder / PROGRESS, asdict(self))
@@ -134,7 +136,8 @@ def keep_whole(folder: Path, run: dict[str, Any]) -> Stopped:
     except TypeError as error:
         raise ResumeError(f"{path}: not as an evaluation writes it ({error}); start a new one") from error
     good = type(progress.rows) is int and progress.rows >= 0 and type(progress.used_s) in (int, float)
-    good = good and isinstance(progress.paused_s, list | tuple) and {*map(type, progress.paused_s)} <= {int, float}
+    for pauses in (progress.paused_s, progress.slept_s):
+        good = good and isinstance(pauses, list | tuple) and {*map(type, pauses)} <= {int, float}
     if not good or not isinstance(progress.policies, dict):
         raise ResumeError(f"{path}: not as an evaluation writes it; start a new one")
     kept = cut_rows(folder / ROWS, progress.rows) if progress.rows or (folder / ROWS).exists() else []
@@ -146,15 +149,16 @@ def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
     Args:
         folder: for the message.
-        before, now: what must be equal, by name.
+        before, now: what must be equal, by name. What an older version did not tell before was empty.
 
     Raises:
         ResumeError: the first that differs.
     """
     for key, value in json.loads(json.dumps(now)).items():
-        if before.get(key) != value:
+        was = before.get(key, type(value)())
+        if was != value:
             raise ResumeError(
-                f"--resume {folder}: {key} was {_short(before.get(key))} and is {_short(value)} now: rows of the two "
+                f"--resume {folder}: {key} was {_short(was)} and is {_short(value)} now: rows of the two "
                 "can not stand in one report; put it back, or start a new evaluation"
             )
 

@@ -84,7 +84,7 @@ def measure_all(
     before = stopped or Stopped({}, Progress(), [])
     budget = Budget(stage.budget_min, len(stage.batches), used_s=before.progress.used_s)
     race = Race(len(requests)) if stage.race else None
-    watch = Watch(before.progress.paused_s)
+    watch = Watch(before.progress.paused_s, before.progress.slept_s)
     book = _Book(folder, bench, budget, race, watch, before.rows)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with watch, Bar(*columns, TimeRemainingColumn(), console=console) as bar:
@@ -198,8 +198,8 @@ class _Book:
             self.race.add(row)
 
     def _whole(self) -> None:
-        paused = tuple(self.watch.paused_s)
-        Progress(self._num, self.budget.used_s, self.bench.learnt(), paused).save(self.folder)
+        pauses = tuple(self.watch.paused_s), tuple(self.watch.slept_s)
+        Progress(self._num, self.budget.used_s, self.bench.learnt(), *pauses).save(self.folder)
 
 
 def _marked(rows: Sequence[RequestRow] | Iterator[RequestRow]) -> Iterator[tuple[bool, RequestRow]]:

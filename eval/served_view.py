@@ -11,6 +11,7 @@ from rich.text import Text
 
 from eval import show
 from eval.markdown import safe, table
+from eval.notes import prompt_notes
 
 HEAD = (
     "load", "domain", "arm", "answered", "TTFT ms p50/p95", "TPOT ms p50/p95", "E2E ms p50/p95", "tok/s", "speedup",
@@ -67,6 +68,7 @@ def render_served(result: Mapping[str, Any]) -> str:
         lines.append(f"- engine: {safe(result['report'], 200)}")
     lines += ["", *table(HEAD, [tuple(map(safe, row)) for row in served_rows(result)])]
     lines += [f"- {note}" for note in notes(result)]
+    lines += [f"- {safe(note, 600)}" for note in prompt_notes(result["settings"])]
     failed = [(c, reason, num) for c in result["cells"] for reason, num in c["errors"].items() if c["domain"] != "all"]
     if failed:
         lines += ["", "## Failed requests", ""]

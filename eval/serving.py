@@ -118,7 +118,7 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
             for load in loads:  # a wrong arm or a damaged cell is told before anything is asked
                 for domain in (ALL, *recipe.eval.domains):
                     engine_figures(report, args.arm, domain, load.name)
-    questions = questions_of(recipe)
+    questions, told = questions_of(recipe)
     out.mkdir(parents=True, exist_ok=True)
     rows, counted = asyncio.run(
         _ask(recipe, servers, questions, loads, args.timeout, args.api_key_env, out / "requests.jsonl")
@@ -128,7 +128,8 @@ def measure(recipe: Recipe, args: argparse.Namespace) -> tuple[dict[str, Any], P
         "recipe": recipe.name,
         "servers": {server.arm: {"url": server.url, "model": server.model} for server in servers},
         "settings": recipe.eval.model_dump(mode="json")
-        | {"seed": recipe.seed, "timeout_s": args.timeout, "body": body},
+        | {"seed": recipe.seed, "timeout_s": args.timeout, "body": body}
+        | told,
         "report": str(args.report) if args.report else None,
         "cells": build_served(rows, counted, report, args.arm),
         "ties": ties_of(recipe, rows, questions) if args.ties else None,
@@ -185,8 +186,8 @@ def loads_of(concurrency: str | None, open_rate: float | None) -> list[Load]:
     return [Load(num=int(part)) for part in parts] + ([Load(rate=open_rate)] if open_rate is not None else [])
 
 
-def questions_of(recipe: Recipe) -> list[Question]:
-    """The prompts that eval.run measures with.
+def questions_of(recipe: Recipe) -> tuple[list[Question], dict[str, Any]]:
+    """The prompts that eval.run measures with, and what is told of others and of those that were cut.
 
     Raises:
         ValueError: none fits.
@@ -197,13 +198,13 @@ def questions_of(recipe: Recipe) -> list[Question]:
 
     target = recipe.target.model, recipe.target.revision, recipe.target.trust_remote_code
     positions = getattr(load_config(*target), "max_position_embeddings", None)
-    found = choose_prompts(recipe, load_tokenizer(*target), positions).cells
+    choice = choose_prompts(recipe, load_tokenizer(*target), positions)
     questions = []
-    for (domain, group), cell in found.items():
+    for (domain, group), cell in choice.cells.items():
         for taken in cell:
             messages = tuple(with_system(taken.prompt.messages, recipe.traffic.system))
             questions.append(Question(taken.prompt.id, domain, group, len(taken.ids), messages))
-    return questions
+    return questions, choice.told()
 
 
 async def _ask(

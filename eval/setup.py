@@ -18,6 +18,7 @@ from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_config, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.recipe import Recipe
 from distill.schema import Eval
+from distill.schema_eval import GROUPS
 from distill.tokens import eos_ids
 from engine.bench import copy_bandwidth, measure_costs
 from engine.costs import Costs
@@ -28,7 +29,7 @@ from eval.decoders import EvalRequest, Load, RequestSet
 from eval.inventory import about_draft, memory_of
 from eval.measure import Bench
 from eval.prefix import Prefixes
-from eval.prompts import GROUPS, Choice, Taken, choose_prompts
+from eval.prompts import Choice, Taken, choose_prompts
 from eval.schedule import read_schedule
 
 log = logging.getLogger(__name__)
@@ -130,9 +131,7 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         "graph": graph_why,
         "compile": "on: chain steps" if compiled else "off: trainer.compile is false",
         "eos_ids": list(eos),
-        "left_out": traffic.choice.left_out,
-        "cut": traffic.choice.cut,
-        "not_asked": traffic.choice.not_asked,
+        **traffic.choice.told(),
         "memory": memory,
         "scheduled": None if scheduled is None else scheduled.about(r.id for r in traffic.requests),
     }

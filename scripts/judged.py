@@ -43,7 +43,7 @@ def answer(
 
 def judge(folder: Path, recipe: Recipe, target: Target, model: PreTrainedModel, eos: Sequence[int]) -> None:
     """Writes the held-out answers: each request once greedily and once sampled at T = 1."""
-    prompts = [p for prompt in held_out(recipe) for p in (prompt, replace(prompt, id=prompt.id + SAMPLED))]
+    prompts = [p for prompt in held_out(recipe, target) for p in (prompt, replace(prompt, id=prompt.id + SAMPLED))]
     served = {"source": "target", "server": (), "temperatures": (0.0, 1.0), "top_p": 1.0, "top_k": 0}
     both = recipe.model_copy(update={"responses": recipe.responses.model_copy(update=served)})
     answer(folder, prompts, both, target, model, eos)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from distill.fit import checkpoint_step
 from distill.models import load_tokenizer
 from distill.recipe import load_recipe
 from distill.runs import Run
+from distill.shape import find_target
 from distill.stages import held_out
+from distill.traffic import load_prompts
 from distill.train import main
+from eval.prompts import choose_prompts
 from tests.conftest import make_config, make_target, make_tokenizer
 from tests.distill.test_track import folded, of, records
 
@@ -155,13 +160,41 @@ def test_t54_the_tracked_run_holds_config_summary_and_draft(run: Path) -> None:
 
 def test_validation_asks_other_prompts_than_the_evaluation(world: Path) -> None:
     recipe = load_recipe(world / "recipe.yaml")
-    chosen = held_out(recipe)
-    assert {prompt.domain for prompt in chosen} == {"code", "math"}
-    assert len(chosen) == 6
-    more = held_out(load_recipe(world / "recipe.yaml", ["distill.num_validation=100"]))
+    target = find_target(recipe)
+    every = load_prompts(recipe.traffic, "heldout", recipe.seed, recipe.eval.domains)
+    chosen = held_out(recipe, target)
+    # Short prompts and one number: the last ones but the first of each domain, as ever.
+    assert chosen == [p for d in ("code", "math") for p in [p for p in every if p.domain == d][2:][-3:]]
+    more = held_out(load_recipe(world / "recipe.yaml", ["distill.num_validation=100"]), target)
     assert len(more) == 8  # 6 of each domain, less the 2 that are evaluated
     by_group = "eval.num_requests={short: 3, long: 2}"
-    assert len(held_out(load_recipe(world / "recipe.yaml", ["distill.num_validation=100", by_group]))) == 2
+    assert len(held_out(load_recipe(world / "recipe.yaml", ["distill.num_validation=100", by_group]), target)) == 6
+
+
+@pytest.mark.parametrize("asked", ["2", "{short: 2, medium: 3}"])
+@pytest.mark.parametrize("limit", ["3000", "3000 cut", "1500", "1500 cut"])
+def test_validation_leaves_out_what_is_evaluated_of_each_context_group(
+    world: Path, tmp_path: Path, asked: str, limit: str
+) -> None:
+    sizes = [5, 5, 5, 5, 5, 1200, 5, 1200, 1200, 5, 1200, 1800, 1800, 5, 1200, 1800]
+    lines = [
+        {"prompt": " ".join([f"{domain}{i}", *["fox"] * num]), "domain": domain, "id": f"{domain}{i}"}
+        for domain in ("code", "math")
+        for i, num in enumerate(sizes)
+    ]
+    (tmp_path / "heldout.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    most, *cut = limit.split()
+    changes = [f"traffic.heldout={tmp_path / 'heldout.jsonl'}", f"traffic.max_prompt_tok={most}"]
+    changes += [f"eval.num_requests={asked}", f"eval.cut_long={'true' if cut else 'false'}"]
+    recipe = load_recipe(world / "recipe.yaml", [*changes, "distill.num_validation=100"])
+    target = find_target(recipe)
+    config = copy.deepcopy(target.config)
+    config.max_position_embeddings = 8192
+    for asks in (target, replace(target, config=config)):
+        cells = choose_prompts(recipe, asks.tokenizer, asks.config.max_position_embeddings).cells
+        evaluated = {taken.prompt.id for cell in cells.values() for taken in cell}
+        every = load_prompts(recipe.traffic, "heldout", recipe.seed, recipe.eval.domains)
+        assert [p.id for p in held_out(recipe, asks)] == [p.id for p in every if p.id not in evaluated]
 
 
 def test_t47_a_finished_run_has_nothing_to_do(run: Path, caplog: pytest.LogCaptureFixture) -> None:

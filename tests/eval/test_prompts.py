@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from distill import schema_eval
 from distill.recipe import Recipe, load_recipe
-from eval.prompts import GROUPS, choose_prompts, group_of
+from distill.schema_eval import GROUPS, group_of
+from eval.prompts import Choice, choose_prompts
 
 
 def recipe_of(tmp_path: Path, lengths: dict[str, list[int]], *overrides: str) -> Recipe:
@@ -45,6 +46,16 @@ def test_prompts_that_do_not_fit_are_counted_and_named(
     assert out["limit_tok"] == 100 and "positions" in out["limit"]
     with pytest.raises(ValueError, match="no held-out prompt of code"):
         choose_prompts(recipe, tok_a, 11)
+
+
+@pytest.mark.parametrize("cut", ["true", "false"])
+@pytest.mark.parametrize("positions", [10, 4])
+def test_an_answer_as_long_as_the_positions_leaves_no_room(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast, cut: str, positions: int
+) -> None:
+    recipe = recipe_of(tmp_path, {"code": [3, 300]}, "eval.max_new_tok=10", f"eval.cut_long={cut}")
+    with pytest.raises(ValueError, match=rf"eval\.max_new_tok = 10 .* {positions} positions; lower it"):
+        choose_prompts(recipe, tok_a, positions)
 
 
 def test_the_recipe_knows_the_groups() -> None:
@@ -95,3 +106,35 @@ def test_prompts_that_do_not_fit_are_cut_and_named(
     assert choose_prompts(few, tok_a).cut["code"]["num"] == sum(
         one.prompt.id in told["ids"] for one in found.cells["code", "short"][:4]
     )
+
+
+def test_a_cut_that_ends_in_another_group_is_measured_there_or_counted(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast
+) -> None:
+    """At a limit where a group begins a cut prompt may lie below it: a cut through a character drops the rest."""
+    recipe_of(tmp_path, {"code": [600, 700, 800]})
+    with (tmp_path / "heldout.jsonl").open("a", encoding="utf-8") as file:
+        file.write("\n" + json.dumps({"prompt": "\U0001f98a" * 1500, "domain": "code", "id": "fox"}))
+
+    def choose(asked: str) -> Choice:
+        given = (f"traffic.heldout={tmp_path / 'heldout.jsonl'}", "eval.domains=[code]", f"eval.num_requests={asked}")
+        limits = ("traffic.max_prompt_tok=1024", "eval.cut_long=true", "eval.min_requests=1")
+        return choose_prompts(load_recipe("recipes/code.yaml", (*given, *limits)), tok_a)
+
+    def sizes(found: Choice) -> dict[str, int]:
+        return {group: len(cell) for (_, group), cell in found.cells.items()}
+
+    found = choose("{short: 5, medium: 5}")
+    assert sizes(found) == {"short": 1, "medium": 3} and found.cut["code"]["num"] == 4 and not found.not_asked
+    assert [one.prompt.id for one in found.cells["code", "short"]] == ["fox"]
+    found = choose("{medium: 5}")
+    assert sizes(found) == {"medium": 3} and found.cut["code"]["num"] == 3 and found.not_asked == {"code": {"short": 1}}
+
+
+def test_cutting_is_not_advised_where_it_is_on(tmp_path: Path, tok_a: PreTrainedTokenizerFast) -> None:
+    given = {"code": [300, 400]}
+    with pytest.raises(ValueError, match=r"has 2 tokens or less .* let prompts be cut"):
+        choose_prompts(recipe_of(tmp_path, given, "traffic.max_prompt_tok=2"), tok_a)
+    with pytest.raises(ValueError, match="can be cut to 2 tokens or less") as told:
+        choose_prompts(recipe_of(tmp_path, given, "traffic.max_prompt_tok=2", "eval.cut_long=true"), tok_a)
+    assert "eval.cut_long" not in str(told.value)

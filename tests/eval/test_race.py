@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from eval.measure import Bench
-from eval.race import Race
+from eval.race import ERRORS, Race, errors_of
 from tests.eval.rows import make_row, plain
 from tests.eval.test_measure import ARMS, REQUESTS, big_bench
 
@@ -64,6 +65,21 @@ def test_the_baseline_and_the_best_arm_of_a_draft_never_leave() -> None:
 def test_noise_and_few_requests_decide_nothing() -> None:
     assert not run({"code": {"a": 10.0, "b": 10.5}}, 30, noise=0.4).dropped
     assert not run({"code": {"a": 10.0, "b": 15.0}}, 9).dropped
+
+
+def test_few_requests_must_lie_further_apart() -> None:
+    """Five pairs that are 3 errors apart: of normal noise that is 0.1%, of five values it is 2%."""
+    assert errors_of(5) > 4 and errors_of(1000) < 1.01 * ERRORS
+    assert [errors_of(num) for num in range(5, 60)] == sorted((errors_of(num) for num in range(5, 60)), reverse=True)
+    race = Race(30)
+    for i, noise in enumerate((-0.22, -0.11, 0.0, 0.11, 0.22)):  # sd 0.174, error 0.078
+        race.add(plain(8, request_id=f"r{i}", wall_ms=400.0, prefill_ms=0.0))
+        for arm, log_lag in {"a": 0.0, "b": 0.24 + noise, "c": 0.48 + noise}.items():
+            ms = 100.0 * math.exp(log_lag)
+            row = {"request_id": f"r{i}", "k": 3, "arm": arm, "wall_ms": ms, "prefill_ms": 0.0}
+            race.add(make_row([(3, 3, 4), (3, 2, 3)], **row))
+    race.keeps("a")
+    assert race.looked == 1 and set(race.dropped) == {"c"}  # 3.1 errors, and 6.2
 
 
 def test_rows_that_do_not_count() -> None:

@@ -145,10 +145,10 @@ def test_prompts_that_are_not_measured_are_told(tmp_path: Path) -> None:
 def test_an_evaluation_that_stood_still_is_told_on_top(tmp_path: Path, least: int) -> None:
     paused = settings(paused={"num": 2, "min": 12.4}, min_requests=least)
     report = build_report(make_run(num=6, ks=(2,)), make_plan(), PROVENANCE, paused)
-    assert report["verdict"]["notices"][0].startswith("The evaluation stood still 2 times, 12 minutes in all")
+    assert report["verdict"]["notices"][0].startswith("The process was stopped 2 times, 12 minutes in all")
     write_report(tmp_path, report)
-    assert "stood still 2 times" in (tmp_path / "report.md").read_text()
-    assert "stood still 2 times" in Page((tmp_path / "report.html").read_text()).text
+    assert "stopped 2 times" in (tmp_path / "report.md").read_text()
+    assert "stopped 2 times" in Page((tmp_path / "report.html").read_text()).text
 
 
 def test_settings_left_out_show_their_defaults() -> None:

@@ -61,6 +61,7 @@ def test_a_stop_within_the_first_request_leaves_no_rows(tmp_path: Path) -> None:
         (lambda f: (f / PROGRESS).unlink(), "without progress.json"),
         (lambda f: (f / PROGRESS).write_text('{"rows": -1}'), "not as an evaluation writes it"),
         (lambda f: (f / PROGRESS).write_text('{"rows": 5, "paused_s": ["x"]}'), "not as an evaluation writes it"),
+        (lambda f: (f / PROGRESS).write_text('{"rows": 5, "slept_s": 60}'), "not as an evaluation writes it"),
         (lambda f: (f / ROWS).write_text('{"format": 2}\n'), "0 whole rows, where 5 were written"),
         (lambda f: (f / ROWS).write_text(""), "0 whole rows, where 5 were written"),
         (lambda f: (f / ROWS).unlink(), "No such file"),
@@ -85,6 +86,15 @@ def test_a_changed_world_is_refused(tmp_path: Path) -> None:
     check_same(tmp_path, before, {"drafts": [{"name": "a", "size": 1.5}], "num_threads": 2})
     with pytest.raises(ResumeError, match="num_threads was 2 and is 4 now"):
         check_same(tmp_path, before, {"num_threads": 4})
+
+
+def test_what_an_older_version_did_not_tell_was_empty(tmp_path: Path) -> None:
+    before = {"target_sha256": "1"}
+    check_same(tmp_path, before, {"target_sha256": "1", "cut": {}, "not_asked": {}, "ids": [], "why": None})
+    with pytest.raises(ResumeError, match=r"cut was \{\} and is \{\"code\": 1\} now"):
+        check_same(tmp_path, before, {"cut": {"code": 1}})
+    with pytest.raises(ResumeError, match=r"cut was null and is \{\} now"):
+        check_same(tmp_path, {"cut": None}, {"cut": {}})
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

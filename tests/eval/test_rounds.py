@@ -38,9 +38,10 @@ def test_a_log_file_gets_lines_and_a_terminal_a_bar(
 
 def test_pauses_before_a_stop_are_kept(tmp_path: Path) -> None:
     bench = Bench(Runner(TARGET, 1, 120), {"small": Runner(DRAFTS["noise"], 1, 120)}, Load(12, ()))
-    stopped = Stopped({}, Progress(paused_s=(120.0,)), [])
+    stopped = Stopped({}, Progress(paused_s=(120.0,), slept_s=(60.0,)), [])
     recipe = load_recipe("recipes/code.yaml", ["eval.warmup=0"])
     console = Console(file=io.StringIO())
     found = rounds.measure_all(recipe, bench, REQUESTS[:1], ARMS, tmp_path, stopped, console)
-    assert found["paused"] == {"num": 1, "min": 2.0}
+    assert found["paused"] == {"num": 1, "min": 2.0, "slept": {"num": 1, "min": 1.0}}
     assert json.loads((tmp_path / PROGRESS).read_text())["paused_s"] == [120.0]
+    assert json.loads((tmp_path / PROGRESS).read_text())["slept_s"] == [60.0]

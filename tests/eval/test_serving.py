@@ -126,7 +126,7 @@ def test_texts_that_differ_are_judged_by_the_target(tmp_path: Path, recipe: str,
     assert {p["request_id"] for p in result["ties"]["partings"]} == differ
     model, tokenizer = load_model(str(folder), "float32"), load_tokenizer(str(folder))
     for parting in result["ties"]["partings"]:
-        question = next(q for q in questions_of(load_recipe(recipe, ())) if q.id == parting["request_id"])
+        question = next(q for q in questions_of(load_recipe(recipe, ()))[0] if q.id == parting["request_id"])
         prompt = encode_prompt(tokenizer, list(question.messages))
         whole = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=parting["place"] + 1)
         plain = whole[0, len(prompt) :].tolist()
@@ -258,12 +258,27 @@ def test_prompts_beyond_the_targets_positions_are_left_out_as_eval_run_does(
     ]
     (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     chosen = load_recipe(recipe, (f"traffic.max_prompt_tok={16 * positions}",))
-    asked = [question.id for question in questions_of(chosen)]
+    asked = [question.id for question in questions_of(chosen)[0]]
     measured = requests_of(chosen, load_tokenizer(str(folder)), positions).requests
     assert sorted(asked) == sorted(r.id for r in measured) == ["p3", "p4"]
     assert "1 held-out prompts left out" in caplog.text
     with pytest.raises(ValueError, match="the target's positions less"):
         questions_of(load_recipe(recipe, (f"eval.max_new_tok={positions - 1}", f"traffic.max_prompt_tok={positions}")))
+
+
+def test_prompts_that_are_cut_for_a_server_are_told(tmp_path: Path, recipe: str, urls: Urls) -> None:
+    lines = [
+        {"prompt": " ".join(["apples"] * num), "id": f"p{num}", "domain": domain}
+        for domain, num in (("code", 3), ("code", 300), ("qa", 4), ("qa", 5))
+    ]
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out"
+    words = [recipe, "eval.cut_long=true", "--server", urls[0], "--concurrency", "1", "--out", str(out)]
+    assert main(words) == 0
+    settings = json.loads((out / "serving.json").read_text())["settings"]
+    assert settings["cut"]["code"]["ids"] == ["p300"] and settings["cut"]["code"]["limit_tok"] == 100
+    assert not settings["left_out"] and not settings["not_asked"]
+    assert "without their middle: 1 held-out prompt of code, cut to 100 tokens" in (out / "serving.md").read_text()
 
 
 def test_loads() -> None:

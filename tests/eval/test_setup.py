@@ -7,9 +7,8 @@ from pathlib import Path
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from distill.recipe import load_recipe
-from distill.schema_eval import Eval
+from distill.schema_eval import Eval, group_of
 from eval.decoders import EvalRequest
-from eval.prompts import group_of
 from eval.setup import capacity_of, contexts_of, graph_of, requests_of, sets_of
 from tests.eval.test_prompts import recipe_of
 

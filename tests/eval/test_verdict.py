@@ -138,6 +138,36 @@ def test_an_arm_with_few_requests_is_left_out_and_said() -> None:
     assert choice["draft"] == "A" and choice["left_out"] == ["draft:B@k3"]
 
 
+@pytest.mark.parametrize("domain", ["code", "math", "mixed"])
+@pytest.mark.parametrize("raced", [True, False])
+def test_arms_that_a_race_dropped_take_no_requests_from_the_others(domain: str, raced: bool) -> None:
+    """After a third of 140 requests in turns B has 16 of each domain: of 20 that is most, of 60 a quarter."""
+    rows = [
+        replace(row, domain=name, request_id=f"{name}{row.request_id}")
+        for name, num in {"code": 20, "math": 60, "qa": 60}.items()
+        for row in arms({"A": [1.5] * num, "B": [1.2] * num})
+        if row.draft != "B" or int(row.request_id) < 16
+    ]
+    told = {"raced": {"after_requests": [24, 47], "dropped": {"draft:B@k3": 0.2} if raced else {}}}
+    report = build_report(rows, None, {}, {"bootstrap": 200, "domain": domain, **told})
+    choice = report["choice"]
+    few = 20 if raced else 16
+    assert choice["draft"] == "A" and choice["num_requests"] == {"code": few, "math": 60, "mixed": 140}[domain]
+    assert choice["left_out"] == (["draft:B@k3"] if raced or domain != "code" else [])
+    asked = {name: entry["num_requests"] for name, entry in choice["by_domain"].items()}
+    assert asked == {name: num for name, num in {"code": few, "math": 60, "qa": 60}.items() if name != domain}
+
+
+def test_a_race_at_batch_1_takes_nothing_out_of_larger_batches() -> None:
+    used = Settings(objective="throughput@16", bootstrap=200, domain="code")
+    rows = make_grid(num=8, contexts={"short": 250}, batches=(1, 16), domains=("code",), ks=(1, 2))
+    cells = build_cells(rows, None, used)
+    dropped = ["draft:small@k1"]
+    assert choose(cells, used, {}, dropped)["left_out"] == []
+    latency = Settings(bootstrap=200, domain="code")
+    assert choose(build_cells(rows, None, latency), latency, {}, dropped)["left_out"] == dropped
+
+
 def test_arms_are_compared_on_the_same_requests() -> None:
     # B failed on the requests where A is slow; on those that both answered A is faster.
     rows = arms({"A": [2.0] * 6 + [0.5] * 6, "B": [1.8] * 12})
