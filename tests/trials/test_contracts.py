@@ -24,7 +24,7 @@ def distill() -> set[str]:
 def test_all_but_the_importers_of_wandb_and_lightning_are_named() -> None:
     for name, allowed in (
         ("Only distill.track", {"track"}),
-        ("Lightning stays", {"module", "fit", "keeper", "surroundings", "train"}),
+        ("Lightning stays", {"module", "fit", "flow", "keeper", "surroundings"}),
     ):
         named = sources(name)
         assert len(set(named)) == len(named)
