@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.prompt import Prompt
 from distill.recipe import Recipe
-from distill.schema_eval import group_of
+from distill.schema_eval import GROUPS, Eval, group_of
 from distill.tokens import encode_prompt
 from distill.traffic import load_prompts
 from eval.cut import cut_middle
@@ -110,7 +110,7 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
         if long and choice.num(prompt.domain, group) < stage.num_of(group):  # else cutting takes time for nothing
             shorter = cut_middle(tokenizer, prompt.messages, recipe.traffic.system, limit)
             if shorter is None:
-                _count(choice.left_out, prompt, limit, why)
+                _count(choice.left_out, prompt, limit, f"{why}; what is not the last message alone is as long")
                 continue
             prompt, ids = replace(prompt, messages=shorter[0]), shorter[1]
             group = group_of(len(ids))  # a cut may end a few tokens below the limit, and a group there
@@ -126,6 +126,8 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
         elif not long and len(choice.spare) < NUM_SPARE and prompt.domain in (recipe.traffic.domain, stage.domains[0]):
             choice.spare.append(taken)
     _say(choice)
+    if isinstance(stage.num_requests, dict):
+        _say_short(choice, stage, recipe)
     if not choice.cells:
         domains = ", ".join(stage.domains)
         if choice.not_asked:
@@ -159,6 +161,19 @@ def _say(choice: Choice) -> None:
             log.warning("%s, %s: %d held-out prompts left out: eval.num_requests does not name it", domain, group, num)
     for (domain, group), cell in choice.cells.items():
         log.info("%s, %s: %d held-out prompts", domain, group, len(cell))
+
+
+def _say_short(choice: Choice, stage: Eval, recipe: Recipe) -> None:
+    """Groups of which fewer are there than are asked for."""
+    for domain in stage.domains:
+        for group, low, _ in GROUPS:
+            asked, num = stage.num_of(group), choice.num(domain, group)
+            if num < asked:
+                log.warning(
+                    "%s, %s: %d of %d prompts of eval.num_requests are there; this group begins at %d tokens, "
+                    "traffic.num_heldout = %d prompts a domain are read, of at most traffic.max_prompt_tok = %d tokens",
+                    *(domain, group, num, asked, low, recipe.traffic.num_heldout, recipe.traffic.max_prompt_tok),
+                )
 
 
 def _named(entry: dict[str, Any]) -> tuple[int, int, str, str]:

@@ -74,7 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_domains(parser)
     parser.add_argument("--most", type=int, default=5, help="largest k")
     parser.add_argument("--plan", type=Path, help="costs of a plan.json, the first in it (default: measure them)")
-    parser.add_argument("--off", type=float, default=0.0, help="tell the policy costs of drafting that are so far off")
+    parser.add_argument(
+        "--off",
+        type=float,
+        default=0.0,
+        help="tell the policy that drafting and verifying cost so much more than they do: 0.05 is 5%%, -0.05 less",
+    )
     args = parser.parse_args(argv)
     check_ranges(parser, args, most=(1, 16))
     if not -0.5 <= args.off <= 1:

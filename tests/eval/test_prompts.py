@@ -58,6 +58,20 @@ def test_an_answer_as_long_as_the_positions_leaves_no_room(
         choose_prompts(recipe, tok_a, positions)
 
 
+def test_groups_with_fewer_prompts_than_asked_for_are_told(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = recipe_of(tmp_path, {"code": [3, 4, 5]}, "eval.num_requests={short: 9, long: 5}", "eval.min_requests=2")
+    assert choose_prompts(recipe, tok_a).num("code", "short") == 3
+    assert "code, short: 3 of 9 prompts of eval.num_requests are there" in caplog.text
+    assert "code, long: 0 of 5 prompts of eval.num_requests are there; this group begins at 6144 tokens" in caplog.text
+    caplog.clear()
+    choose_prompts(
+        recipe_of(tmp_path, {"code": [3, 4, 5]}, "eval.num_requests={short: 3}", "eval.min_requests=2"), tok_a
+    )
+    assert "are there" not in caplog.text
+
+
 def test_the_recipe_knows_the_groups() -> None:
     assert get_args(schema_eval.Group) == tuple(name for name, _, _ in GROUPS)
 
