@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.logging import RichHandler
 
 from distill.runs import Interrupted
 
 # Lines are not cut to the terminal's width: a path must stay one word.
 console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def talk(terminal: Console) -> None:
+    """Sends the program's messages to the terminal, beside its progress bars."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=terminal, show_path=False)]
+    )
+    logging.raiseExceptions = False  # a full disk is told once, not with a traceback for each line of W&B's debug log
 
 
 def table_console() -> Console:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.logging import RichHandler
 
 from distill.devices import find_device, read_devices
 from distill.files import read_object, write_json
 from distill.recipe import Recipe, dump, load_recipe
 from engine.costs import Costs
-from eval.entry import guarded, table_console, whole
+from eval.entry import guarded, table_console, talk, whole
 from eval.plan_table import CALIBRATION, predict_plan, read_factors, table_of
 from eval.plan_view import CONTEXTS, case_of_plan, load_table, tables, verdict, what_if_table
 from eval.simulated import check_table
@@ -56,9 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
         parser.error("a recipe is needed, for example recipes/code.yaml")
-    logging.basicConfig(
-        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-    )
+    talk(console)
     return guarded(lambda: _work(args))
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.logging import RichHandler
 
 from distill.locks import try_lock
 from distill.provenance import collect
@@ -32,7 +31,7 @@ from eval.against import before_after, read_earlier
 from eval.arms import grid
 from eval.copies import copy_report
 from eval.entry import console as say
-from eval.entry import guarded, whole
+from eval.entry import guarded, talk, whole
 from eval.gate import SIMULATED
 from eval.records import BASELINE, LOOKUP, SELF
 from eval.report import build_report, terminal_table, write_report
@@ -74,9 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if args.resume is None and (not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists())):
         parser.error("a recipe is needed, for example recipes/code.yaml")
-    logging.basicConfig(
-        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-    )
+    talk(console)
     with Stop().listening():
         return guarded(lambda: _work(args), "no report was written")
 

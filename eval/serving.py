@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.logging import RichHandler
 
 from distill.endpoint import find_model, headers
 from distill.fields import web_address
@@ -27,7 +26,7 @@ from distill.provenance import collect
 from distill.recipe import Recipe, load_recipe
 from eval.client import Load, Question, Server, counters_of, open_client, run_load
 from eval.counters import Counters, between
-from eval.entry import guarded, whole
+from eval.entry import guarded, talk, whole
 from eval.records import ALL
 from eval.served import BASELINE, SPECULATIVE, ServedRow, append_served, build_served, engine_figures
 from eval.served_view import render_served, served_table
@@ -57,9 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the servers' key")
     parser.add_argument("--out", type=Path, help="folder (default: OUTPUT_DIR/NAME/serving/TIME)")
     args = parser.parse_intermixed_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-    )
+    talk(console)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     return guarded(lambda: _work(args), "rows measured so far are kept")
 
