@@ -17,12 +17,13 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment, Lightning
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.utils.data import DataLoader
 
+from distill.batches import BatchPlan, Windows
 from distill.keeper import Keeper, Writer
 from distill.launch import ALONE, PATIENCE, Place, others_told
 from distill.module import DraftModule
 from distill.recipe import Recipe
 from distill.runs import Run, RunError, Stop, is_whole
-from distill.teacher import BatchPlan, ResponseDataset, Windows
+from distill.teacher import ResponseDataset
 from distill.track import NullTracker
 from distill.validation import Validation
 
@@ -81,7 +82,7 @@ def fit(
     stage, num_processes = recipe.distill, recipe.trainer.num_processes
     end = stage.max_steps if until is None else until
     start = 0 if resume_from is None else checkpoint_step(resume_from)
-    plan = BatchPlan(dataset.lengths, stage.tokens_per_step, recipe.seed)
+    plan = BatchPlan(dataset.lengths, stage.tokens_per_step, recipe.seed, stage.packing)
     num_batches = len(plan.epoch(0))
     window = stage.accumulate * num_processes
     if window > num_batches:

@@ -205,11 +205,11 @@ class DraftModule(pl.LightningModule):
     def target(self, batch: Batch) -> Tensor | TopK:
         """The target at the supervised positions: its final states, or its likeliest tokens.
 
-        A batch with branches has its states from their verification, whatever the teacher of the other steps.
+        Branches have their states from their verification, whatever the teacher of the other steps.
         """
         if batch.topk is not None:
             return batch.topk
-        live = "live" in self._frozen and batch.layout is None
+        live = "live" in self._frozen and not batch.verified
         return _states(self._frozen["live"], batch) if live else batch.hidden_target
 
     def _num_trained(self, num_tok: int) -> int:

@@ -170,6 +170,7 @@ class Distill(Stage):
         tokens_per_step: prompt and answer tokens of a micro-batch.
         accumulate: micro-batches a step.
         max_length: longest row, prompt and answer tokens.
+        packing: lay several answers in a row, each seeing itself alone, in place of batches of alike lengths.
         chunk_tok: supervised positions whose logits are alive at a time.
         outside_rows: rows outside the shortlist drawn each step, so that the whole head stays good.
         validate_every, checkpoint_every: in optimizer steps.
@@ -201,6 +202,7 @@ class Distill(Stage):
     tokens_per_step: Positive = 8192
     accumulate: Positive = 1
     max_length: Annotated[int, Field(ge=2)] = 640
+    packing: bool = False
     chunk_tok: Positive = 1024
     outside_rows: Count = 1024
     validate_every: Positive = 100
@@ -224,6 +226,11 @@ class Distill(Stage):
             yield "survival_k", f"= {self.survival_k} weighs whole answers, but reference trains on parts; set it to 1"
         if self.replay is not None and self.survival_k > 1:
             yield "survival_k", f"= {self.survival_k} weighs whole answers, but replay trains on branches; set it to 1"
+        if self.replay is not None and self.packing:
+            yield (
+                "packing",
+                "= true puts answers where replay puts the branches of one; drop one of the two",
+            )
         if self.warmup_steps >= self.max_steps:
             yield "warmup_steps", f"= {self.warmup_steps} must be less than distill.max_steps = {self.max_steps}"
         if self.tokens_per_step < self.max_length:

@@ -2,22 +2,20 @@
 
 The target's body is not needed in training: a shard keeps the final hidden state of every answer position, which its
 head turns into logits chunk by chunk (`distill.losses`). The states stay on disk and are mapped, not read. The same
-rows may carry the target's likeliest tokens instead (`distill.teacher_topk`).
-
-Which rows meet in which batch is a function of (seed, batch number) alone, so a run resumes anywhere without state.
+rows may carry the target's likeliest tokens instead (`distill.teacher_topk`). `distill.batches` says which rows meet.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from distill.branches import Layout
 from distill.loss_topk import TopK
@@ -25,10 +23,6 @@ from distill.shards import ResponseRow, load_rows
 from distill.teacher_topk import read_topk, topk_path
 
 logger = logging.getLogger(__name__)
-
-# Batches' worth of shuffled rows that are sorted by length together: enough that a batch holds alike lengths, few
-# enough that batches differ between epochs.
-SORTED_BATCHES = 16
 
 
 class TeacherError(ValueError):
@@ -50,7 +44,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples side by side, right-padded (a causal model needs no mask then).
+    """Examples side by side, right-padded (a causal model needs no mask then); or several in a row (`distill.batches`).
 
     Attributes:
         input_ids: [B, T].
@@ -59,7 +53,8 @@ class Batch:
         hidden_target: what the target's head multiplies there [N, H], as stored (bf16).
         rows: index of each row in the dataset.
         topk: the target's likeliest tokens there; `hidden_target` is [N, 0] then.
-        layout: where tokens stand and what they see, for rows that hold branches; None is plain causal text.
+        layout: where tokens stand and what they see, in rows of branches or of several answers; None is causal text.
+        verified: the states are those of a verification pass, which no live target is asked for again.
     """
 
     input_ids: Tensor
@@ -69,12 +64,14 @@ class Batch:
     rows: tuple[int, ...]
     topk: TopK | None = None
     layout: Layout | None = None
+    verified: bool = False
 
     @property
     def place(self) -> Tensor:
-        """Index of each supervised position in its own answer [N]."""
-        rows = self.positions[:, 0].contiguous()
-        return torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
+        """Index of each supervised position in its own answer, or branch [N]."""
+        rows, columns = self.positions.T.contiguous()
+        own = rows if self.layout is None else rows * self.input_ids.shape[1] + self.layout.branch[rows, columns]
+        return torch.arange(len(own), device=own.device) - torch.searchsorted(own, own)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
@@ -85,10 +82,15 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        topk = None if self.topk is None else self.topk.map(move)
-        states = move(self.hidden_target)
-        layout = None if self.layout is None else self.layout.map(move)
-        return Batch(move(self.input_ids), move(self.positions), move(self.labels), states, self.rows, topk, layout)
+        return replace(
+            self,
+            input_ids=move(self.input_ids),
+            positions=move(self.positions),
+            labels=move(self.labels),
+            hidden_target=move(self.hidden_target),
+            topk=None if self.topk is None else self.topk.map(move),
+            layout=None if self.layout is None else self.layout.map(move),
+        )
 
 
 class ResponseDataset(Dataset[Example]):
@@ -208,91 +210,3 @@ class ResponseDataset(Dataset[Example]):
 
 def _together(parts: Sequence[TopK]) -> TopK:
     return TopK(torch.cat([part.ids for part in parts]), torch.cat([part.log_p for part in parts]))
-
-
-class BatchPlan:
-    """Which rows form batch n, for n = 0, 1, 2, ... without end: shuffled by epoch, alike lengths together.
-
-    Every row is in exactly one batch of an epoch. A batch's padded size (rows times longest) is at most
-    `tokens_per_batch`, except that a row longer than that forms a batch of its own.
-
-    Args:
-        lengths: Input tokens of each row.
-        tokens_per_batch: Padded tokens of a batch.
-        seed: Of the shuffles.
-
-    Raises:
-        TeacherError: When there are no rows or the budget is below 1.
-    """
-
-    def __init__(self, lengths: Sequence[int], tokens_per_batch: int, seed: int) -> None:
-        if not lengths or tokens_per_batch < 1:
-            raise TeacherError(f"{len(lengths)} rows at {tokens_per_batch} tokens a batch: both must be >= 1")
-        self.lengths, self.tokens_per_batch, self.seed = lengths, tokens_per_batch, seed
-        self._ends = [0]
-        self._epoch: tuple[int, list[list[int]]] = (-1, [])
-
-    def epoch(self, number: int) -> list[list[int]]:
-        """The batches of one epoch, in order."""
-        if self._epoch[0] != number:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-            order = torch.randperm(len(self.lengths), generator=generator).tolist()
-            mean = sum(self.lengths) / len(self.lengths)
-            bucket = max(1, round(SORTED_BATCHES * self.tokens_per_batch / mean))
-            batches: list[list[int]] = []
-            for start in range(0, len(order), bucket):
-                batches += self._fill(sorted(order[start : start + bucket], key=self.lengths.__getitem__))
-            shuffle = torch.randperm(len(batches), generator=generator).tolist()
-            self._epoch = number, [batches[at] for at in shuffle]
-        return self._epoch[1]
-
-    def __getitem__(self, number: int) -> list[int]:
-        """Rows of the batch with this number, counted over all epochs."""
-        while self._ends[-1] <= number:
-            self._ends.append(self._ends[-1] + len(self.epoch(len(self._ends) - 1)))
-        epoch = next(e for e in range(len(self._ends) - 2, -1, -1) if self._ends[e] <= number)
-        return self.epoch(epoch)[number - self._ends[epoch]]
-
-    def _fill(self, rows: list[int]) -> list[list[int]]:
-        """Cuts rows of ascending length so that the last (the longest) of each batch keeps the budget."""
-        batches: list[list[int]] = [[]]
-        for row in rows:
-            if batches[-1] and (len(batches[-1]) + 1) * self.lengths[row] > self.tokens_per_batch:
-                batches.append([])
-            batches[-1].append(row)
-        return batches
-
-
-class Windows(IterableDataset[list[Batch]]):
-    """The micro-batches of each optimizer step, from `start_step` on, without end; for a loader with batch_size=None.
-
-    Args:
-        dataset: The answers.
-        plan: Which rows form which batch.
-        accumulate: Micro-batches a step on each rank.
-        start_step: Optimizer steps already taken.
-        rank: This process, in [0, num_ranks).
-        num_ranks: Processes that share each step; they get different batches of the same plan.
-    """
-
-    def __init__(
-        self,
-        dataset: ResponseDataset,
-        plan: BatchPlan,
-        accumulate: int = 1,
-        start_step: int = 0,
-        rank: int = 0,
-        num_ranks: int = 1,
-    ) -> None:
-        assert 0 <= rank < num_ranks, (rank, num_ranks)
-        self.dataset, self.plan, self.accumulate, self.start_step = dataset, plan, accumulate, start_step
-        self.rank, self.num_ranks = rank, num_ranks
-
-    def __iter__(self) -> Iterator[list[Batch]]:
-        worker = torch.utils.data.get_worker_info()
-        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        step = self.start_step + first
-        while True:
-            start = (step * self.num_ranks + self.rank) * self.accumulate
-            yield [self.dataset.collate(self.plan[number]) for number in range(start, start + self.accumulate)]
-            step += stride

@@ -205,6 +205,19 @@ def test_t42_bf16_and_two_interrupts(tmp_path: Path, t_tied: PreTrainedModel, da
     assert trail(tmp_path / "a") == trail(tmp_path / "b")
 
 
+def test_t42_packed_rows_resume_bit_for_bit(tmp_path: Path, t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    packed = recipe(STAGE.model_copy(update={"packing": True}))
+    train(tmp_path / "a", t_tied, dataset, packed)
+    with pytest.raises(Lost):
+        train(tmp_path / "b", t_tied, dataset, packed, LoseAt(7))
+    train(tmp_path / "b", t_tied, dataset, packed, attempt=1)
+    assert trail(tmp_path / "a") == trail(tmp_path / "b")
+    first, second = (weights(tmp_path / folder / "checkpoints" / "last.ckpt") for folder in "ab")
+    assert all(torch.equal(first[key], value) for key, value in second.items())
+    losses = [row["loss"] for row in rows(tmp_path / "a") if "loss" in row]
+    assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
+
+
 def test_t42_muon_resumes_bit_for_bit(tmp_path: Path, t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
     muon = recipe(STAGE.model_copy(update={"optimizer": "muon", "weight_decay": 0.1}))
     train(tmp_path / "a", t_tied, dataset, muon)

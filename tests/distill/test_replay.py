@@ -234,6 +234,12 @@ def test_cut_rows_keep_the_branches_that_leave_from_what_is_left(done: Path) -> 
     assert short.collate([0, 1]).layout is not None
 
 
+def test_a_live_target_is_not_asked_for_what_verification_computed(done: Path, t_tied: PreTrainedModel) -> None:
+    batch = ReplayDataset(done / "replay", 64).collate([0, 1])
+    module = make_module(t_tied, Distill(), live=make_target(seed=9))
+    assert batch.verified and module.target(batch) is batch.hidden_target
+
+
 def test_the_denominator_counts_answer_and_branches(done: Path, t_tied: PreTrainedModel) -> None:
     """Cut into micro-batches or not, every position has weight 1 / (all of them): the same gradient."""
     dataset = ReplayDataset(done / "replay", 80)
@@ -323,6 +329,7 @@ def test_more_steps_keep_the_stages_start(done: Path, tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["distill.survival_k=3"], "distill.survival_k = 3 weighs whole answers"),
+        (["distill.packing=true"], "distill.packing = true puts answers where replay puts"),
         (["trainer.devices=2"], "trainer.devices = 2: distill.replay runs in one process"),
         (["distill.replay.frac=0.9"], "distill.replay.frac = 0.9 starts after step 1, but warm-up"),
         (["distill.replay.frac=1.0"], "distill.replay.frac"),

@@ -58,11 +58,12 @@ def test_each_round_is_cut_from_the_one_before_and_named_by_the_targets_layers(d
 
 def test_the_first_step_of_a_round_is_taken_by_what_the_round_before_left(done: Path, world: Path) -> None:
     """Layers alone, so the cut is exact: the loss of a round's first step is that of the cut model on the same rows."""
+    from distill.batches import BatchPlan, Windows
     from distill.module import DraftModule
     from distill.shape import find_target
     from distill.shortlist import shortlist_of
     from distill.step_loss import step_loss
-    from distill.teacher import BatchPlan, ResponseDataset, Windows
+    from distill.teacher import ResponseDataset
 
     recipe = load_recipe(done / "recipe.json")
     one = rounds_of(recipe)[0]

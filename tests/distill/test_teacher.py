@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pickle
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from distill.loss_reference import divergence
@@ -19,7 +17,7 @@ from distill.prompt import Prompt
 from distill.recipe import Responses
 from distill.responses import write_responses
 from distill.shards import FORMAT
-from distill.teacher import Batch, BatchPlan, ResponseDataset, TeacherError, Windows
+from distill.teacher import Batch, ResponseDataset, TeacherError
 from distill.teacher_topk import write_topk
 from tests.conftest import CHATML, make_target, make_tokenizer
 
@@ -131,60 +129,8 @@ def test_states_are_mapped_and_a_worker_maps_its_own(tmp_path):
     assert torch.equal(copy.collate(range(6)).hidden_target, expected.hidden_target)
 
 
-def test_batches_keep_the_budget_and_see_every_row_once_an_epoch():
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(10, 300, (500,), generator=generator).tolist() + [5000]
-    plan = BatchPlan(lengths, 2048, seed=3)
-    for number in range(2):
-        batches = plan.epoch(number)
-        assert sorted(itertools.chain(*batches)) == list(range(501))
-        for batch in batches:
-            padded = len(batch) * max(lengths[row] for row in batch)
-            assert padded <= 2048 or batch == [500]
-        assert len({len(batch) for batch in batches}) > 3
-    assert plan.epoch(0) != plan.epoch(1)
-    filled = sum(lengths[:500]) / sum(len(b) * max(lengths[r] for r in b) for b in plan.epoch(0) if b != [500])
-    assert filled > 0.9
-    assert BatchPlan(lengths, 2048, seed=3).epoch(1) == plan.epoch(1)
-    assert BatchPlan(lengths, 2048, seed=4).epoch(1) != plan.epoch(1)
-
-
-def test_t42_any_batch_can_be_asked_for_without_the_ones_before():
-    plan = BatchPlan(list(range(5, 65)), 200, seed=1)
-    in_order = [plan[number] for number in range(40)]
-    epochs = [batch for number in range(4) for batch in plan.epoch(number)]
-    assert in_order == epochs[:40]
-    for number in (39, 7, 0, 25):
-        assert BatchPlan(list(range(5, 65)), 200, seed=1)[number] == in_order[number]
-        assert plan[number] == in_order[number]
-
-
-def test_impossible_plans_are_refused():
-    with pytest.raises(TeacherError, match="0 rows"):
-        BatchPlan([], 100, 0)
-    with pytest.raises(TeacherError, match="0 tokens"):
-        BatchPlan([3], 0, 0)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_t42_windows_resume_at_a_step_whatever_the_workers(tmp_path, workers):
-    data = ResponseDataset(write_folder(tmp_path, [(3, 1 + n % 7) for n in range(20)]), max_length=64)
-
-    def steps(start: int, count: int, rank: int = 0, ranks: int = 1) -> list[list[tuple[int, ...]]]:
-        windows = Windows(data, BatchPlan(data.lengths, 30, seed=5), 2, start, rank, ranks)
-        loader = DataLoader(windows, batch_size=None, num_workers=workers)
-        return [[batch.rows for batch in window] for window in itertools.islice(loader, count)]
-
-    straight = steps(0, 12)
-    assert all(len(window) == 2 for window in straight)
-    assert steps(7, 5) == straight[7:]
-    flat = list(itertools.chain(*straight))
-    both = [steps(0, 3, rank, 2) for rank in range(2)]
-    assert [*both[0][0], *both[1][0], *both[0][1], *both[1][1]] == flat[:8]
-
-
 def test_t21_rows_side_by_side_are_as_good_as_alone(tmp_path, t_tied):
-    """No packing: right padding is never looked at, so a batch's loss is the sum of its rows' losses."""
+    """Without packing: right padding is never looked at, so a batch's loss is the sum of its rows' losses."""
     data = ResponseDataset(write_folder(tmp_path, [(1, 3), (4, 5), (2, 9)], t_tied), max_length=64)
     head = t_tied.lm_head.weight.detach()
 
