@@ -31,7 +31,6 @@ def refused(folder: Path, *overrides: str) -> str:
         ("responses.repetition_penalty=1.3", "responses.repetition_penalty is no key here"),  # T41
         ("draft.vocab_size=64", "draft.vocab_size is no key here"),  # T09: the head is cut by draft.head instead
         ("draft.rope_scaling={type: linear}", "draft.rope_scaling is no key here"),  # T14
-        ("distill.packing=true", "distill.packing is no key here"),  # T21
         ("distill.betas=[0.9]", "distill.betas = [0.9]: allowed is a list of 2"),
         ("traffic.train={a: 1}", 'traffic.train = {"a": 1}: allowed is a non-empty text or a non-empty list'),
         ("draft.layers={a: 1}", 'draft.layers = {"a": 1}: allowed is a non-empty list'),
