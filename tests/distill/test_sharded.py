@@ -33,7 +33,7 @@ from tests.conftest import make_config, make_target
 from tests.distill.test_fit import COSTS, SIZES, STAGE, SignalAt, rows
 from tests.distill.test_module import write_answers
 
-CASES = ("shortlist", "full", "untied", "low_rank", "lora", "live", "bf16")
+CASES = ("shortlist", "full", "untied", "low_rank", "lora", "live", "bf16", "packed")
 STEPS = 6
 
 
@@ -45,6 +45,7 @@ def recipe(case: str, strategy: str) -> Recipe:
             "validate_every": 3,
             "checkpoint_every": 2,
             "tokens_per_step": 48,
+            "packing": case == "packed",
         }
         | {"accumulate": 2 if strategy == "single" else 1, "teacher": "live" if case == "live" else "hidden"}
     )
