@@ -23,19 +23,22 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from distill.files import write_json
+from distill.control import Judged, by_answer, mark, no_control
+from distill.files import read_object, write_json
 from distill.fit import fit
 from distill.recipe import Recipe
-from distill.runs import Run, Stop
+from distill.runs import Run, RunError, Stop
 from distill.shape import ShapeError, Sizes, Target, blank_factors, check_draft, draft_config
 from distill.shortlist import shortlist_of
 from distill.stages import find_costs, prepare, read_plan, trained_on, write_plan
 from distill.teacher import ResponseDataset
 from distill.track import NullTracker
+from distill.validation import Score
 from engine.costs import Costs
 
 log = logging.getLogger(__name__)
 
+CYCLES = "cycles.json"  # of each candidate, answer by answer
 COLUMNS = ("draft", "stored_frac", "read_frac", "t_ms", "loss", "alpha", "overlap", "tau", "k", "speedup", "step")
 
 
@@ -109,6 +112,9 @@ def run_race(
     runs = [Run(run.folder / "race" / str(number), run.attempt) for number in range(len(runners))]
     record = run.folder / "race.json"
     rows: list[dict[str, Any]] = json.loads(record.read_text()) if record.exists() else []
+    fracs = [_frac(one, size) for one, size in zip(runners, sizes)]
+    if (missing := no_control(fracs)) is not None:
+        log.warning("race: %s", missing)
     if len(rows) < len(runners):
         _measure(runners, runs, target, model, answers)
     for number in range(len(rows), len(runners)):
@@ -119,12 +125,16 @@ def run_race(
         rows_of = trained_on(one.distill, answers.training)
         best = fit(one, own, ready.module, rows_of, ready.validation, *rest)
         stop.check()
+        write_json(own.folder / CYCLES, _cycles(one, ready.module.validate(ready.validation), int(best["val/best_k"])))
         rows.append({"candidate": number, **_row(one, own, sizes[number], best)})
         write_json(record, rows)
         del ready
     ranked = sorted(rows, key=lambda row: (-row["speedup"], row["candidate"]))
     winner = ranked[0]["candidate"]
     log.info("race of %d steps, by predicted end-to-end speedup:\n%s", steps, table(ranked))
+    for shown, text in mark(ranked, fracs, lambda number: _judged(runners[number], runs[number]), recipe.seed):
+        (log.info if shown else log.warning)("race: %s", text)
+    write_json(record, sorted(ranked, key=lambda row: row["candidate"]))
     if not run.last.exists():
         tracker.table(steps, "race", COLUMNS, [[row[name] for name in COLUMNS] for row in ranked])
         _adopt(run, runs[winner], tracker)
@@ -248,6 +258,24 @@ def _row(recipe: Recipe, run: Run, sizes: Sizes, best: dict[str, Any]) -> dict[s
         "speedup": best["val/speedup"],
         "step": best["step"],
     }
+
+
+def _frac(recipe: Recipe, sizes: Sizes) -> float:
+    return sizes.stored_frac if recipe.draft.size_count == "stored" else sizes.read_frac
+
+
+def _cycles(recipe: Recipe, scores: Sequence[Score], k: int) -> dict[str, Any]:
+    """What the kept weights would have done on each held-out answer that they are judged on."""
+    judged = [score for score in scores if score.domain == recipe.traffic.domain] or scores
+    return {"k": k, "domains": {score.domain: by_answer(score.accepted, k) for score in judged}}
+
+
+def _judged(recipe: Recipe, run: Run) -> Judged:
+    plan = read_plan(run)
+    remedy = "; delete race.json and the race is judged again"
+    found = read_object(run.folder / CYCLES, RunError, "list of cycles", remedy=remedy)
+    prefills = plan["prefill_ms"], plan["draft_prefill_ms"]
+    return Judged(Costs.from_json(plan["costs"][0]), *prefills, recipe.eval.max_new_tok, found["k"], found["domains"])
 
 
 def _adopt(run: Run, winner: Run, tracker: NullTracker) -> None:

@@ -50,6 +50,7 @@ class Score:
         overlap_whole: the same with every row.
         cycles: what drafting would have done, by k, with the rows in use.
         speedup: predicted end-to-end speedup by k.
+        accepted: of each answer, the chance of each token to be accepted with the rows in use, as it is served.
     """
 
     domain: str
@@ -61,6 +62,7 @@ class Score:
     overlap_whole: float
     cycles: dict[int, Cycles]
     speedup: dict[int, float]
+    accepted: tuple[tuple[float, ...], ...] = ()
 
     @property
     def best(self) -> tuple[int, float]:
@@ -199,6 +201,7 @@ class Validation:
             overlap_whole=float(overlap_whole.mean()),
             cycles=cycles,
             speedup={k: self._speedup(k, counted, texts) for k, counted in cycles.items()},
+            accepted=tuple(map(tuple, texts)),
         )
 
     def _speedup(self, k: int, counted: Cycles, texts: list[list[float]]) -> float:

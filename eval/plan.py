@@ -4,7 +4,8 @@ The target is the real one; the drafts have random weights, because time does no
 it prints the acceptance at which speculation breaks even, the tokens per cycle that 1.25x, 1.5x and 2x need, and the
 ceiling. With eval.simulate requests are decoded at that acceptance, to check what is predicted. plan.json goes to
 OUTPUT_DIR/NAME/plan.json. With --device-table nothing is measured or loaded: all of it is predicted for GPUs that are
-not here, from their published peaks, and says so.
+not here, from their published peaks, and says so. With --race FILE shapes of 1 to 6 layers within the recipe's bounds
+are timed (or predicted), and FILE becomes the recipe of a race of the best of them, with a control.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from distill.devices import find_device, read_devices
+from distill.devices import Device, find_device, read_devices
 from distill.files import read_object, write_json
+from distill.published import DEVICES
 from distill.recipe import Recipe, dump, load_recipe
+from engine import costs as model
 from engine.costs import Costs
 from eval.entry import guarded, table_console, talk, whole
+from eval.plan_race import check_race, measure_race, predict_race, race_table, write_race
 from eval.plan_table import CALIBRATION, predict_plan, read_factors, table_of
 from eval.plan_view import CONTEXTS, case_of_plan, load_table, tables, verdict, what_if_table
 from eval.simulated import check_table
@@ -51,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", metavar="NAME", help=one)
     given = "what python -m eval.calibrate wrote: how far the prediction is off on a device that is here"
     parser.add_argument("--calibration", type=Path, metavar="FILE", default=CALIBRATION, help=given)
+    race = "write the recipe as a race of the best shapes within its bounds and a control of 1-2%%; no plan.json"
+    parser.add_argument("--race", type=Path, metavar="FILE", help=race)
     parser.add_argument("--check", action="store_true", help="check the recipe, measure nothing")
     args = parser.parse_intermixed_args(argv)
     if not args.recipe or ("=" in args.recipe and not Path(args.recipe).exists()):
@@ -62,9 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(args: argparse.Namespace) -> int:
     """What the command line asks for; the exit code."""
     recipe = load_recipe(args.recipe, args.overrides)
+    if args.gpu and not args.device_table:
+        raise ValueError(f"--gpu {args.gpu}: names a device of a table; give --device-table {DEVICES} too")
+    if args.race:
+        if args.plan or args.what_if:
+            given = "--plan" if args.plan else "--what-if"
+            raise ValueError(f"--race times the shapes of its own; drop {given}, or ask in a call of its own")
+        check_race(recipe, args.race)
     if args.check:
         print(dump(recipe))  # noqa: T201 - the answer to --check
         return 0
+    if args.race:
+        return _race(args, recipe)
     questions = [parse(text) for text in args.what_if]
     if args.plan:
         with whole(args.plan, "plan"):
@@ -79,6 +94,29 @@ def _work(args: argparse.Namespace) -> int:
     _show(plan, questions, recipe, others)
     console.print(f"plan: {path}", highlight=False)
     return 0
+
+
+def _race(args: argparse.Namespace, recipe: Recipe) -> int:
+    """Times or predicts the shapes of a race and writes its recipe; the exit code."""
+    if args.device_table:
+        devices, factors = read_devices(args.device_table), read_factors(args.calibration)
+        shapes, costs, where = predict_race(recipe, _device(recipe, devices, args.gpu), factors)
+    else:
+        shapes, costs, where = measure_race(recipe)
+    chosen, control = write_race(recipe, args.race, shapes, costs, where)
+    table_console().print(race_table(chosen, control, where))
+    perfect = max(model.predicted_speedup(one, k, 1.0) for one in costs for k in recipe.eval.k)
+    if perfect < recipe.eval.min_speedup:
+        wanted = recipe.eval.min_speedup
+        log.warning("do not train: even a perfect draft gives %.2fx here (asked for %.2fx)", perfect, wanted)
+    console.print(f"race: {args.race}; look at it: python -m distill.train {args.race} --check", highlight=False)
+    return 0
+
+
+def _device(recipe: Recipe, devices: Mapping[str, Device], gpu: str | None) -> Device:
+    """The device of the table that all is said about: the one asked for, else trainer.gpu, else the first."""
+    name = gpu or recipe.trainer.gpu or next(iter(devices))
+    return find_device(name, devices, "--gpu" if gpu else "trainer.gpu")
 
 
 def _show(
@@ -134,8 +172,7 @@ def predict_plans(
         ValueError: a table, a device or sizes that are not there.
     """
     devices, factors = read_devices(table), read_factors(calibration)
-    name = gpu or recipe.trainer.gpu or next(iter(devices))
-    chosen = find_device(name, devices, "--gpu" if gpu else "trainer.gpu")
+    chosen = _device(recipe, devices, gpu)
     plans = {device.name: predict_plan(recipe, device, factors) for device in devices.values()}
     return plans[chosen.name], list(plans.values())
 
