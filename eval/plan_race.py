@@ -1,6 +1,7 @@
-"""From the costs of shapes to a recipe whose drafts race: python -m eval.plan RECIPE --race FILE. No torch at import.
+"""From the costs of shapes to a recipe whose drafts race: python -m eval.plan RECIPE --race FILE.
 
-What can be wrong with the recipe or the file is found before anything is measured. `eval.shapes` chooses.
+What can be wrong with the recipe or the file is found before anything is measured. `eval.shapes` chooses. Torch loads
+only where shapes are timed.
 """
 
 from __future__ import annotations
