@@ -156,7 +156,7 @@ def write_race(
     """
     ranked = rank(shapes[:-1], costs[:-1], recipe.eval.k, ALPHA)
     (control,) = rank(shapes[-1:], costs[-1:], recipe.eval.k, ALPHA)
-    chosen = pick(ranked)
+    chosen = pick(ranked, recipe.draft.head.kind)
     raced(recipe, [one.shape.draft for one in (*chosen, control)], path)
     text = recipe_text(recipe, chosen, control, f"{where}, context {costs[0].context}, batch 1", len(ranked))
     check_race(recipe, path)  # measuring took a while

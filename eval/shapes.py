@@ -110,8 +110,8 @@ def heads(recipe: Recipe, target: Mapping[str, Any]) -> list[Head]:
     """
     own, rows, width = recipe.draft.head, target["vocab_size"], recipe.draft.hidden_size or target["hidden_size"]
     # rows x width of a shortlist, rank x (rows + width) of factors; a sixth of the head where it is whole.
-    size = own.size or min(rows, round((own.rank or 0) * (rows + width) / width)) or max(1, rows // 6)
-    rank = own.rank or max(1, round(size * width / (rows + width)))
+    size = own.size or min(rows, _even((own.rank or 0) * (rows + width) / width, 1024)) or _even(rows / 6, 1024)
+    rank = own.rank or min(width, _even(size * width / (rows + width), 8))
     found = [own]
     if own.kind != "low_rank":
         found += [Head(kind="shortlist", size=n) for n in (size, size // 2, 2 * size) if 1 <= n <= rows]
@@ -164,6 +164,12 @@ def _small_heads(recipe: Recipe, target: Mapping[str, Any]) -> list[Head]:
         elif head.rank is not None:
             found |= dict.fromkeys(Head(kind="low_rank", rank=max(1, head.rank // n)) for n in parts)
     return list(found)
+
+
+def _even(number: float, step: int) -> int:
+    """A whole number near it, of many steps a multiple of them; at least 1 but for 0."""
+    near = round(number / step) * step if number >= 2 * step else round(number)
+    return near if number == 0 else max(1, near)
 
 
 def _goes(recipe: Recipe, head: Head) -> bool:
@@ -220,29 +226,32 @@ def rank(shapes: Sequence[Shape], costs: Sequence[Costs], ks: Sequence[int], alp
     return sorted(found, key=lambda one: (-one.speedup, one.shape.read_frac, one.shape.depth))
 
 
-def pick(ranked: Sequence[Ranked], num: int = FIELD) -> list[Ranked]:
+def pick(ranked: Sequence[Ranked], head: str, num: int = FIELD) -> list[Ranked]:
     """What races: the recipe's own shape, the best of each depth, then the rest by rank; none twice but for a hair.
 
     Args:
         ranked: of `rank`.
+        head: kind of the recipe's own; of shapes that are all but the same the one that has it.
         num: at most so many.
 
     Returns:
         the chosen, in their order.
     """
     taken = [one for one in ranked if one.shape.own]
-    for one in (*_of_each_depth(ranked), *ranked):
+    for one in (*_of_each_depth(ranked, head), *ranked):
         if len(taken) < num and not any(_alike(one.shape, other.shape) for other in taken):
             taken.append(one)
     return [one for one in ranked if one in taken]
 
 
-def _of_each_depth(ranked: Sequence[Ranked]) -> Iterator[Ranked]:
+def _of_each_depth(ranked: Sequence[Ranked], head: str) -> Iterator[Ranked]:
     """Of each depth the largest shape that is hardly slower than its fastest one, by the rank of that."""
     for depth in dict.fromkeys(one.shape.depth for one in ranked):
         same = [one for one in ranked if one.shape.depth == depth]
         near = [one for one in same if one.speedup >= same[0].speedup * (1 - HARDLY)]
-        yield max(near, key=lambda one: (one.shape.frac, one.speedup))
+        largest = max(near, key=lambda one: one.shape.frac)
+        alike = [one for one in near if _alike(one.shape, largest.shape)]
+        yield max(alike, key=lambda one: (one.shape.draft.head.kind == head, one.shape.frac, one.speedup))
 
 
 def _alike(one: Shape, other: Shape, head: bool = False) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distill.published import published_config
-from distill.recipe import Draft, Recipe, load_recipe
+from distill.recipe import Draft, Head, Recipe, load_recipe
 from engine.costs import Costs
 from eval.shapes import ALIKE, FIELD, Ranked, Shape, control_of, heads, pick, rank, shapes_within
 
@@ -52,19 +52,26 @@ def test_a_cheaper_shape_never_ranks_below_a_dearer_one() -> None:
 
 def test_of_each_depth_races_the_widest_that_costs_hardly_any_speed() -> None:
     # One layer: 1.591, 1.577 (0.9% less) and 1.458 (8% less) at k = 2.
-    found = pick(ranked((1, 0.05, 0.5), (1, 0.07, 0.55), (1, 0.10, 1.0), (2, 0.05, 1.5), (3, 0.05, 2.5)), 3)
+    found = pick(ranked((1, 0.05, 0.5), (1, 0.07, 0.55), (1, 0.10, 1.0), (2, 0.05, 1.5), (3, 0.05, 2.5)), "full", 3)
     assert [(one.shape.depth, one.shape.frac) for one in found] == [(1, 0.07), (2, 0.05), (3, 0.05)]
+
+
+def test_of_shapes_that_are_all_but_the_same_the_recipes_kind_of_head_races() -> None:
+    one, other = ranked((2, 0.08, 1.0), (2, 0.081, 1.0))
+    low_rank = replace(other.shape, draft=Draft(num_layers=2, head=Head(kind="low_rank", rank=8)))
+    found = [one, replace(other, shape=low_rank)]
+    assert [pick(found, kind)[0].shape.draft.head.kind for kind in ("full", "low_rank")] == ["full", "low_rank"]
 
 
 def test_the_recipes_own_shape_always_races_and_stands_for_what_is_like_it() -> None:
     given = ((1, 0.05, 0.5), (2, 0.06, 0.8), (3, 0.08, 3.0), (3, 0.09, 3.1), (4, 0.06, 1.0))
-    found = pick(ranked(*given, own=3), 3)
+    found = pick(ranked(*given, own=3), "full", 3)
     assert [one.shape.depth for one in found] == [1, 2, 3] and found[-1].shape.own
-    assert [one.shape.depth for one in pick(ranked(*given, own=3), 5)] == [1, 2, 4, 3]
+    assert [one.shape.depth for one in pick(ranked(*given, own=3), "full", 5)] == [1, 2, 4, 3]
 
 
 def test_what_is_left_fills_the_race_but_nothing_twice() -> None:
-    found = pick(ranked((1, 0.05, 0.5), (1, 0.06, 0.9), (1, 0.08, 1.6), (2, 0.05, 1.0)))
+    found = pick(ranked((1, 0.05, 0.5), (1, 0.06, 0.9), (1, 0.08, 1.6), (2, 0.05, 1.0)), "full")
     assert [(one.shape.depth, one.shape.frac) for one in found] == [(1, 0.05), (2, 0.05), (1, 0.08)]
 
 
@@ -78,7 +85,7 @@ def test_every_shape_is_within_the_bounds_and_apart(target: dict[str, Any]) -> N
     assert all(one.draft.choose == "ends" and one.draft.bridge for one in found)
     assert {one.draft.head.kind for one in found} == {"shortlist", "low_rank"}
     assert len(found) < 60  # all of them are timed
-    assert len(pick(rank(found, [COSTS] * len(found), (1, 2), 0.5))) == FIELD
+    assert len(pick(rank(found, [COSTS] * len(found), (1, 2), 0.5), "shortlist")) == FIELD
 
 
 def test_layers_are_chosen_as_the_recipe_chooses(target: dict[str, Any]) -> None:
