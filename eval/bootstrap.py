@@ -54,6 +54,32 @@ def ratio_interval(above: Sequence[float], below: Sequence[float], times: int, s
     return interval(top[index].sum(1)[kept] / sums[kept]) if kept.any() else None
 
 
+def paired_difference_interval(
+    one: tuple[Sequence[float], Sequence[float]],
+    other: tuple[Sequence[float], Sequence[float]],
+    times: int,
+    seed: int,
+) -> tuple[float, float] | None:
+    """Interval of one pooled ratio less another over the same requests, which are resampled together.
+
+    Args:
+        one, other: (above, below) as in `ratio_interval`, of the same requests in the same order.
+        times, seed: as in `resamples`.
+
+    Returns:
+        (low, high), or None with fewer than two requests.
+    """
+    sides = [(np.asarray(above, float), np.asarray(below, float)) for above, below in (one, other)]
+    num = len(sides[0][0])
+    if num < 2:
+        return None
+    index = resamples(num, times, seed)
+    below = [bottom[index].sum(1) for _, bottom in sides]
+    kept = (below[0] > 0) & (below[1] > 0)
+    mine, theirs = (top[index].sum(1)[kept] / sums[kept] for (top, _), sums in zip(sides, below))
+    return interval(mine - theirs) if kept.any() else None
+
+
 def statistic_interval(
     num: int, statistic: Callable[[Ints], Floats], times: int, seed: int
 ) -> tuple[float, float] | None:

@@ -12,6 +12,7 @@ from eval.anatomy import acceptance, costs, phase_shares, waterfall
 from eval.canvas import BLUE, INK, RED, Figure, draft_style, make_figure, styled
 from eval.cells import overall
 from eval.load_figures import prediction, shares_by_load, speedup_by_load, verify_surface, what_if
+from eval.matrix import draw_matrix
 from eval.records import LOOKUP
 from eval.show import plain, speed
 from eval.views import Report, arm_label, draft_names, is_chain, judged_cell, overall_cells, words
@@ -131,5 +132,5 @@ def requests(report: Report) -> Figure | None:
 
 DRAWN: Sequence[Callable[[Report], Figure | None]] = (
     draw_before_after, waterfall, phase_shares, shares_by_load, speedup_by_k, speedup_by_load, inversion, acceptance,
-    verify_surface, costs, prediction, what_if, requests,
+    draw_matrix, verify_surface, costs, prediction, what_if, requests,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from eval import show
 from eval.definitions import DEFINITIONS
+from eval.matrix import TITLE, lost_words, matrix_table, setting_words
 from eval.notes import notes
 from eval.records import ALL
 from eval.views import (
@@ -71,6 +72,7 @@ def render_markdown(report: Report) -> str:
     cells = [c for c in ladder(report, "judged") if c["latency_speedup"]]
     if cells:
         lines += [f"## {safe(arm_label(cells[0]))} by domain", "", *_domains(cells)]
+    lines += _matrix(report)
     apart = [c for c in loads(report, verdict["arm"]) if c["latency_speedup"]]
     if len(apart) > 1:
         lines += ["## By load", "", *_domains(apart)]
@@ -130,6 +132,28 @@ def _reasons(report: Report) -> list[str]:
         ["", "rule", "figure", "wanted", "remedies, each with the speedup it is predicted to add"],
         [(row[0], *(safe(text, 500).replace("\\>", ">").replace("\\<", "<") for text in row[1:])) for row in rows],
     )
+
+
+def _matrix(report: Report) -> list[str]:
+    """Acceptance by draft and domain; nothing where it was not compared."""
+    found = report.get("matrix")
+    if not found:
+        return []
+    if "why_not" in found:
+        return [f"## {TITLE}", "", f"n/a: {safe(found['why_not'], 300)}.", ""]
+    rows = [
+        (
+            safe(line["name"]) + (f", for {safe(line['trained_on'])}" if line["trained_on"] else ""),
+            *(
+                f"{show.number(c['alpha'])} ({show.interval(c['low'], c['high'])}), {lost_words(c)}"
+                for c in line["cells"]
+            ),
+        )
+        for line in matrix_table(report)
+    ]
+    head = ["draft", *(safe(domain) for domain in found["domains"])]
+    about = f"alpha (95% interval) at {setting_words(found)}, over the requests that all drafts answered."
+    return [f"## {TITLE}", "", safe(about, 300), "", *table(head, rows), safe(found["sentence"], 1500), ""]
 
 
 LOAD = ("prompt", "batch", "answer", "requests")

@@ -21,13 +21,14 @@ from eval.definitions import DEFINITIONS
 from eval.explain import explain
 from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
+from eval.matrix import acceptance_matrix, matrix_table, points
 from eval.notes import notes
 from eval.pauses import notice
 from eval.predict import error_of
 from eval.records import RequestRow, errors, measured
 from eval.schedule import schedules
 from eval.simulated import check, no_verdict, rates_of
-from eval.verdict import decide, judged_arm
+from eval.verdict import decide, judged_arm, worst_gap
 from eval.views import (
     Report,
     arm_label,
@@ -94,8 +95,12 @@ def build_report(
         fitted.surfaces.get(mine["draft"]) if mine else None,
         error_of(modelled["held_out"]),
     )
+    across = None
     if rates:
         verdict = no_verdict(verdict, rates)
+    elif pool:
+        gap = worst_gap(verdict, cells, mine)
+        across = acceptance_matrix(kept, used, pool[0]["batch"], drafts, verdict["arm"], choice["arm"], gap)
     verdict["notices"] = [*notice(settings.get("paused")), *verdict["notices"]]
     return {
         "format": FORMAT,
@@ -118,6 +123,7 @@ def build_report(
         "verdict": verdict,
         "model": modelled,
         "against": None,
+        "matrix": across,
         "schedule": schedules(cells, used),
         "costs": [dict(c) for c in (plan or {}).get("costs", [])],
         "provenance": dict(provenance),
@@ -171,7 +177,7 @@ def render_page(report: Report, figures: Sequence[Figure]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(arm_label=arm_label, domain_name=domain_name, struck=struck)
+    environment.globals.update(arm_label=arm_label, domain_name=domain_name, struck=struck, points=points)
     environment.filters.update(
         speed=show.speed,
         percent=show.percent,
@@ -191,6 +197,8 @@ def render_page(report: Report, figures: Sequence[Figure]) -> str:
         headroom=headroom(report),
         shift=shift(report),
         schedule=schedule(report),
+        matrix=report.get("matrix"),
+        matrix_table=matrix_table(report),
         key_figures=key_figures(report),
         notes=notes(report),
         cells=ordered_cells(report),

@@ -15,7 +15,7 @@ import numpy as np
 from engine.costs import Costs, verify_ms
 from engine.fit import fit_draft
 from eval.bootstrap import ratio_interval
-from eval.records import LOOKUP, PHASES, RequestRow, counted
+from eval.records import LOOKUP, PHASES, Cycle, RequestRow, counted
 
 
 def by_request(rows: Sequence[RequestRow]) -> dict[str, list[RequestRow]]:
@@ -44,6 +44,22 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     return {"p50": float(p50), "p95": float(p95)}
 
 
+def counted_cycles(rows: Sequence[RequestRow]) -> tuple[dict[str, list[Cycle]], int]:
+    """Cycles that count for acceptance, by request, and the number of all cycles.
+
+    Repeats that went the same way count once.
+
+    Args:
+        rows: of one arm.
+    """
+    per_request: dict[str, list[Cycle]] = defaultdict(list)
+    num_all = 0
+    for row in {(r.request_id, r.cycles): r for r in rows}.values():
+        per_request[row.request_id].extend(counted(row))
+        num_all += len(row.cycles)
+    return dict(per_request), num_all
+
+
 def acceptance(rows: Sequence[RequestRow], times: int = 2000, seed: int = 0) -> dict[str, Any]:
     """alpha, tau, their interval, acceptance by position and the histogram of accepted tokens.
 
@@ -59,12 +75,7 @@ def acceptance(rows: Sequence[RequestRow], times: int = 2000, seed: int = 0) -> 
         mean_accepted (tau without the correction or bonus token); tau_ci; accept_by_position with A_j and c_j;
         histogram[a] = cycles that accepted a; num_cycles, num_cut, num_plain (proposed nothing), drafted, accepted.
     """
-    distinct = {(r.request_id, r.cycles): r for r in rows}.values()
-    per_request: dict[str, list[Any]] = defaultdict(list)
-    num_all = 0
-    for row in distinct:
-        per_request[row.request_id].extend(counted(row))
-        num_all += len(row.cycles)
+    per_request, num_all = counted_cycles(rows)
     cycles = [c for found in per_request.values() for c in found]
     drafted, accepted = sum(c.proposed for c in cycles), sum(c.accepted for c in cycles)
     result: dict[str, Any] = {

@@ -12,7 +12,7 @@ from eval.choice import judged_pool, rank_key
 from eval.facts import Facts
 from eval.records import ALL, LOOKUP, PHASES, SELF, arm_name, is_control
 from eval.rivals import over_lookup
-from eval.rules import RULES, apply
+from eval.rules import DOMAIN_GAP, RULES, apply
 
 
 def judged_arm(choice: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -90,6 +90,15 @@ def decide(
         "domains": {c["domain"]: _domain(c, settings) for c in facts.domains},
         "reasons": [r for r in reasons if r["decides"]] + advice,
     }
+
+
+def worst_gap(verdict: Mapping[str, Any], cells: Sequence[Cell], judged: Cell | None) -> tuple[str, float] | None:
+    """The domain where the judged arm accepts least, and how far under its training domain; None where that passed."""
+    figure = next((r["figure"] for r in verdict["reasons"] if r["rule"] == DOMAIN_GAP), None)
+    if figure is None or judged is None:
+        return None
+    apart = [c for c in cells if _like(c, judged, "arm", "group", "batch") and c["domain"] != ALL]
+    return min((c for c in apart if c["alpha"] is not None), key=lambda c: c["alpha"])["domain"], figure
 
 
 def _tallest(cell: Cell, advice: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -25,8 +25,8 @@ from tests.eval.grid import make_grid
 from tests.eval.rows import SMALL, make_plan, make_row, make_run
 
 FIGURES = {
-    "waterfall", "phase_shares", "speedup_by_k", "inversion", "acceptance", "verify_surface", "costs", "prediction",
-    "what_if", "requests",
+    "waterfall", "phase_shares", "speedup_by_k", "inversion", "acceptance", "matrix", "verify_surface", "costs",
+    "prediction", "what_if", "requests",
 }  # fmt: skip
 EVIL = "<script>alert(1)</script> | `x` **b** $\\alpha$ & \"q\" 'r' [l](http://e.vil)"
 PROVENANCE = {
