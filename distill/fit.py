@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
@@ -18,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Str
 from torch.utils.data import DataLoader
 
 from distill.batches import BatchPlan, Windows
-from distill.keeper import Keeper, Writer
+from distill.keeper import Keeper, Matches, Writer
 from distill.launch import ALONE, PATIENCE, Place, others_told
 from distill.module import DraftModule
 from distill.recipe import Recipe
@@ -71,7 +70,8 @@ def fit(
         place: this process among those of the run.
 
     Returns:
-        The best validation: `step`, `val/speedup`, `val/best_k`, and each domain's figures.
+        The best validation: `step`, `val/speedup`, `val/best_k`, and each domain's figures; at the end of the run of a
+        draft that existed before also `tuned/...` (`moved`).
 
     Raises:
         Interrupted: a signal arrived; the checkpoint is written.
@@ -132,38 +132,54 @@ def fit(
     if not is_whole(run.best):
         raise RunError(f"{run.best} is missing or damaged: resume with a larger distill.max_steps to make a new one")
     module.load_state_dict(torch.load(run.best, weights_only=True)["state_dict"])
-    if keeper.start and end == stage.max_steps:
-        told = moved(keeper.start, keeper.best, recipe.traffic.domain)
-        (log.info if told[0] else log.warning)("%s", told[1])
-    return keeper.best
+    if "start" not in keeper.matches or end < stage.max_steps:
+        return keeper.best
+    told = moved(keeper.matches["start"], keeper.matches["best"], recipe.traffic.domain, recipe.seed)
+    (log.info if told.better else log.warning)("%s", told.text)
+    return keeper.best | told.figures
 
 
-def moved(start: Mapping[str, Any], best: Mapping[str, Any], domain: str) -> tuple[bool, str]:
+class Moved(NamedTuple):
+    """Whether tuning moved the acceptance of a draft that existed before.
+
+    Attributes:
+        better: in a domain the interval of the change lies above 0.
+        text: for the log.
+        figures: for the draft's summary: `tuned/moved`, and by domain `from`, `to`, and `low`, `high` of the change.
+    """
+
+    better: bool
+    text: str
+    figures: dict[str, float | bool]
+
+
+def moved(start: Matches, best: Matches, domain: str, seed: int = 0) -> Moved:
     """Did tuning move the measured acceptance of a draft that existed before?
 
     Args:
-        start, best: validations before the first step and of the kept weights, on the same answers.
+        start, best: matching and all positions of each held-out answer, before the first step and with the kept
+            weights, by domain; the same answers in the same order.
         domain: trained for; all of them where it is not among them.
-
-    Returns:
-        Whether any domain gained more than two standard errors (of one share over that many tokens, as if they were
-        independent: too small an error for runs of alike tokens, too large a one for paired shares), and a sentence.
+        seed: of the 2000 resamples of answers, both validations of an answer together, for the 95% interval.
     """
-    names = sorted({key.split("/")[1] for key in start if key.count("/") == 2})
+    figures: dict[str, float | bool] = {}
     lines, better = [], False
-    for name in [domain] if domain in names else names:
-        key = f"val/{name}/alpha"
-        before, after, num = start[key], best[key], start[f"val/{name}/num_tok"]
-        error = math.sqrt(max(before * (1 - before), after * (1 - after)) / num)
-        better |= after - before > 2 * error
-        lines.append(f"{name} {before:.3f} -> {after:.3f} (standard error {error:.3f} over {num:.0f} tokens)")
+    for name in [domain] if domain in start else sorted(start):
+        before, after = np.array(start[name], float), np.array(best[name], float)
+        num, change = len(before), after[:, 0] - before[:, 0]
+        index = np.random.default_rng(seed).integers(0, num, size=(2000, num))
+        low, high = np.percentile(change[index].sum(1) / before[index, 1].sum(1), [2.5, 97.5]).tolist()
+        one, two = (float(x[:, 0].sum() / x[:, 1].sum()) for x in (before, after))
+        better |= num > 1 and low > 0
+        lines.append(f"{name} {one:.3f} -> {two:.3f} (change {low:+.3f} to {high:+.3f} over {num} answers)")
+        figures |= {f"tuned/{name}/{key}": x for key, x in zip(("from", "to", "low", "high"), (one, two, low, high))}
     text = f"acceptance on held-out answers: {', '.join(lines)}"
-    if better:
-        return True, text
-    return False, (
-        f"{text}: it did not move beyond chance, so tuning gained nothing that was measured. Give it more answers or "
-        "steps, another distill.lr or draft.lora.rank, or keep the draft as it was"
-    )
+    if not better:
+        text += (
+            ": it did not move beyond chance, so tuning gained nothing that was measured. Give it more answers or "
+            "steps, another distill.lr or draft.lora.rank, or keep the draft as it was"
+        )
+    return Moved(better, text, {"tuned/moved": better, **figures})
 
 
 def _strategy(recipe: Recipe) -> str | Strategy:

@@ -25,6 +25,8 @@ from distill.validation import Validation, choose, flat, table
 
 log = logging.getLogger(__name__)
 
+Matches = dict[str, list[tuple[int, int]]]
+
 ESTIMATE_AFTER = 20  # steps; the first ones warm caches up
 LINE_EVERY_S = 10.0
 FAILED = 1_000  # no signal has this number
@@ -92,19 +94,21 @@ class Keeper(pl.Callback):
         self._failed: OSError | RunError | None = None
         self.recipe, self.run, self.stop, self.tracker, self.validation = recipe, run, stop, tracker, validation
         self.lines = lines
-        self.start: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
+        # Matches of each held-out answer by domain, at the first and the best validation: too long for the log.
+        self.matches: dict[str, Matches] = {}
         self.tok_seen = 0
         self._first = self._line_step = 0
         self._started = self._clock = self._line_at = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know: the first and the best validation so far and the tokens seen."""
-        return {"start": self.start, "best": self.best, "tok_seen": self.tok_seen}
+        """What a resumed run must know: the best validation so far, its and the first's matches, the tokens seen."""
+        return {"best": self.best, "tok_seen": self.tok_seen, "matches": self.matches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores `state_dict`."""
-        self.start, self.best, self.tok_seen = (state_dict[name] for name in ("start", "best", "tok_seen"))
+        self.best, self.tok_seen = state_dict["best"], state_dict["tok_seen"]
+        self.matches = state_dict.get("matches", {})  # checkpoints from before they were kept have none
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Takes the signals over from Lightning, whose own handling would stop without saving.
@@ -114,8 +118,7 @@ class Keeper(pl.Callback):
         self.stop.install()
         if self.recipe.draft.kind == "pretrained" and trainer.global_step == 0:
             assert isinstance(pl_module, DraftModule)
-            self._validate(trainer, pl_module)
-            self.start = self.best
+            self.matches["start"] = self._validate(trainer, pl_module)
         self.stop.deferred = True
         self._first = self._line_step = trainer.global_step
         self._started = self._clock = self._line_at = time.perf_counter()
@@ -204,22 +207,26 @@ class Keeper(pl.Callback):
     def _pace(self, now: float, done: int) -> float:
         return (now - self._started) / done
 
-    def _validate(self, trainer: pl.Trainer, module: DraftModule) -> None:
-        values = self._score(trainer, module) if trainer.is_global_zero or module.sharded else None
-        values = trainer.strategy.broadcast(values)
-        assert values is not None
+    def _validate(self, trainer: pl.Trainer, module: DraftModule) -> Matches:
+        """Validates, keeps the draft if it is the best so far, and gives the matches of each answer."""
+        found = self._score(trainer, module) if trainer.is_global_zero or module.sharded else None
+        found = trainer.strategy.broadcast(found)
+        assert found is not None
+        values, matches = found
         if not self.best or values["val/speedup"] > self.best["val/speedup"]:
-            self.best = values
+            self.best, self.matches["best"] = values, matches
             self._save(trainer, best=True)
+        return matches
 
-    def _score(self, trainer: pl.Trainer, module: DraftModule) -> dict[str, Any]:
+    def _score(self, trainer: pl.Trainer, module: DraftModule) -> tuple[dict[str, Any], Matches]:
         """Scores the draft on all held-out answers and logs it."""
         step, started = trainer.global_step, time.perf_counter()
         scores = module.validate(self.validation)
         k, speedup = choose(scores, self.recipe.traffic.domain)
         values = {"step": step, "val/speedup": speedup, "val/best_k": k, **flat(scores)}
+        matches = {score.domain: score.matches for score in scores}
         if not trainer.is_global_zero:
-            return values
+            return values, matches
         better = not self.best or speedup > self.best["val/speedup"]
         log.info("validation at step %d (%.1f s)\n%s", step, time.perf_counter() - started, table(scores))
         log.info(
@@ -235,4 +242,4 @@ class Keeper(pl.Callback):
             [s.domain, s.alpha, s.alpha_whole, s.overlap, s.overlap_whole, s.best[0], s.best[1]] for s in scores
         ]
         self.tracker.table(step, "val/domains", columns, rows)
-        return values
+        return values, matches

@@ -129,6 +129,10 @@ def test_the_whole_draft_is_tuned_by_default_and_judged_against_itself(
     run = newest(tmp_path)
     assert [row["step"] for row in train_rows(run) if "val/speedup" in row] == [0, 5, 10]
     assert "acceptance on held-out answers: code" in caplog.text
+    metrics = read_draft(run / "draft").meta["metrics"]
+    assert metrics["tuned/code/to"] == pytest.approx(metrics["val/code/alpha"])
+    first = next(row for row in train_rows(run) if "val/speedup" in row)
+    assert metrics["tuned/code/from"] == pytest.approx(first["val/code/alpha"])
     if read_draft(run / "draft").meta["metrics"]["step"]:
         draft = AutoModelForCausalLM.from_pretrained(run / "draft")
         assert not torch.equal(draft.model.norm.weight, make_target().model.norm.weight)
@@ -141,16 +145,34 @@ def test_tuning_that_does_harm_keeps_the_draft_and_says_so(
     assert main([*arguments, "distill.lr=0.3"]) == 0
     assert "did not move beyond chance" in caplog.text
     draft = read_draft(newest(tmp_path) / "draft")
-    assert draft.meta["metrics"]["step"] == 0
+    assert draft.meta["metrics"]["step"] == 0 and draft.meta["metrics"]["tuned/moved"] is False
     kept, source = (AutoModelForCausalLM.from_pretrained(path) for path in (draft.folder, world / "near"))
     assert all(torch.equal(value, source.state_dict()[name]) for name, value in kept.state_dict().items())
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "num", "expected"),
-    [(0.50, 0.56, 1000, True), (0.50, 0.52, 1000, False), (0.50, 0.52, 100_000, True), (0.5, 0.4, 1000, False)],
+    ("changes", "expected"),
+    [
+        ([2, 2, 2, 2], True),  # every answer gains as much: whatever is drawn, 0.02
+        ([20, 0, 0, -12], False),  # the same gain together, but it rests on one answer
+        ([-2, -2, -2, -2], False),
+        ([2], False),  # one answer shows nothing
+    ],
 )
-def test_a_move_must_be_more_than_chance(before: float, after: float, num: int, expected: bool) -> None:
-    start, best = ({"val/code/alpha": a, "val/code/num_tok": float(num), "val/speedup": 1.0} for a in (before, after))
+def test_a_move_must_be_more_than_chance(changes: list[int], expected: bool) -> None:
+    start, best = {"code": [(50, 100) for _ in changes]}, {"code": [(50 + change, 100) for change in changes]}
     for domain in ("code", "mixed"):
-        assert moved(start, best, domain)[0] is expected
+        told = moved(start, best, domain)
+        assert told.better is told.figures["tuned/moved"] is expected
+        assert ("did not move beyond chance" in told.text) is not expected
+        assert told.figures["tuned/code/from"] == 0.5
+        assert told.figures["tuned/code/to"] == pytest.approx(0.5 + sum(changes) / (100 * len(changes)))
+        assert told.figures["tuned/code/low"] <= sum(changes) / (100 * len(changes)) <= told.figures["tuned/code/high"]
+    if len(set(changes)) == 1:
+        assert told.figures["tuned/code/low"] == pytest.approx(changes[0] / 100)
+
+
+def test_only_the_domain_trained_for_counts_where_it_was_validated() -> None:
+    same, more = [(50, 100)] * 3, [(60, 100)] * 3
+    start, best = {"code": same, "qa": same}, {"code": same, "qa": more}
+    assert not moved(start, best, "code").better and moved(start, best, "mixed").better
