@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from distill.branches import PAD, Layout
-from distill.teacher import Batch, ResponseDataset, TeacherError
+from distill.teacher import Batch, ResponseDataset, TeacherError, width_of
 
 # Batches' worth of shuffled rows that are sorted by length, or packed, together: enough that little is padding, few
 # enough that batches differ between epochs.
@@ -31,9 +31,10 @@ SORTED_BATCHES = 16
 class BatchPlan:
     """Which rows form batch n, for n = 0, 1, 2, ... without end: shuffled by epoch, alike lengths together.
 
-    Every row is in exactly one batch of an epoch. A batch's padded size (rows times longest) is at most
-    `tokens_per_batch`, except that a row longer than that forms a batch of its own. Packed, a batch is of any lengths:
-    lines of answers that fill the width of the longest one are drawn at random, and `pack` lays them so.
+    Every row is in exactly one batch of an epoch. A batch's size (rows times longest; its width is then rounded up, see
+    `width_of`) is at most `tokens_per_batch`, except that a row longer than that forms a batch of its own. Packed, a
+    batch is of any lengths: lines of answers that fill the width of the longest one are drawn at random, and `pack`
+    lays them so.
 
     Args:
         lengths: Input tokens of each row.
@@ -121,7 +122,7 @@ def pack(batch: Batch, lengths: Sequence[int], width: int) -> Batch:
         starts.append((row, column))
         column += length
         longest = max(longest, column)
-    input_ids = torch.zeros(row + 1, longest, dtype=torch.long)
+    input_ids = torch.zeros(row + 1, width_of(longest), dtype=torch.long)
     position, branch = torch.zeros_like(input_ids), torch.full_like(input_ids, PAD)
     for number, (length, (row, column)) in enumerate(zip(lengths, starts)):
         span = slice(column, column + length)

@@ -61,10 +61,9 @@ class Layout:
     anchor: Tensor
 
     @classmethod
-    def side_by_side(cls, rows: Sequence[Tensor]) -> Layout:
-        """The layouts [3, T] of single rows (`lay_out`), padded to one length."""
-        longest = max(row.shape[1] for row in rows)
-        padded = [torch.nn.functional.pad(row, (0, longest - row.shape[1]), value=PAD) for row in rows]
+    def side_by_side(cls, rows: Sequence[Tensor], width: int) -> Layout:
+        """The layouts [3, T] of single rows (`lay_out`), padded to `width`."""
+        padded = [torch.nn.functional.pad(row, (0, width - row.shape[1]), value=PAD) for row in rows]
         position, branch, anchor = torch.stack(padded).unbind(1)
         return cls(position.clamp(min=0), branch, anchor)
 

@@ -27,6 +27,9 @@ VARIANCE_FLOOR = 1e-4  # of tv_pp's reward: its loss is at most 100 times tv
 # Elements of one float32 block of logits on a CPU: about a core's L2, so that the passes of softmax, gradient and
 # acceptance read it from there. Four times faster than passes over a whole chunk; on a GPU the chunk is the block.
 CPU_BLOCK = 1 << 19
+# Positions of a product are filled up to a multiple of this: a CPU compiles a product for every new shape and keeps a
+# thousand of them, 3 GB where every step has shapes of its own.
+PRODUCT_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class BlockSettings:
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def whole_rows(x: Tensor) -> Tensor:
+    """[N, h] with rows of zeros behind it, up to a multiple of PRODUCT_ROWS."""
+    return torch.nn.functional.pad(x, (0, 0, 0, -len(x) % PRODUCT_ROWS))
 
 
 def chunk_losses(

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from distill.loss_block import TEMPERATURE_POWER, BlockSettings, accumulate, chunk_losses, wide_dtype
+from distill.loss_block import TEMPERATURE_POWER, BlockSettings, accumulate, chunk_losses, whole_rows, wide_dtype
 from distill.loss_topk import TopK, topk_losses
 from distill.loss_weights import survival_weights
 
@@ -255,14 +255,15 @@ class _Chunked(torch.autograd.Function):
             for start in range(0, labels.shape[0], s.chunk_tok):
                 at = slice(start, start + s.chunk_tok)
                 keep = keep_all[at]
+                num = len(keep)
                 # An ignored position may hold anything, NaN included: zeros make its row harmless in every product.
-                hidden = torch.where(keep[:, None], hidden_draft[at], 0).to(s.dtype)
-                z = hidden @ rows_d.T
+                hidden = whole_rows(torch.where(keep[:, None], hidden_draft[at], 0).to(s.dtype))
+                z = hidden @ rows_d.T  # rows that `whole_rows` added stay zero
                 if s.topk:
-                    found = topk_losses(hidden_target[at], rows_t[at], z, s, need_hidden or need_weight)
+                    found = topk_losses(hidden_target[at], rows_t[at], z[:num], s, need_hidden or need_weight)
                 else:
-                    y = torch.where(keep[:, None], hidden_target[at], 0).to(s.dtype) @ rows_t.T
-                    found = chunk_losses(y, z, shift, s, need_hidden or need_weight)
+                    y = whole_rows(torch.where(keep[:, None], hidden_target[at], 0).to(s.dtype)) @ rows_t.T
+                    found = chunk_losses(y[:num], z[:num], shift, s, need_hidden or need_weight)
                 value, alpha, match = found
                 values[at] = value
                 factor = keep.to(wide)
@@ -274,9 +275,10 @@ class _Chunked(torch.autograd.Function):
                 total += (value * factor).sum()
                 stats += torch.stack([(alpha * keep).sum(), (match & keep).sum(), keep.sum()])
                 if grad_hidden is not None:
-                    torch.mul(z @ rows_d, factor[:, None], out=grad_hidden[at])
+                    torch.mul((z @ rows_d)[:num], factor[:, None], out=grad_hidden[at])
                 if grad_weight is not None:
-                    accumulate(grad_weight, z.T @ (hidden * factor[:, None].to(s.dtype)))
+                    hidden[:num] *= factor[:, None].to(s.dtype)
+                    accumulate(grad_weight, z.T @ hidden)
         ctx.save_for_backward(grad_hidden, grad_weight, scale)
         ctx.dtypes = hidden_draft.dtype, weight_draft.dtype
         ctx.mark_non_differentiable(stats, values)

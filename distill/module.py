@@ -27,6 +27,7 @@ from distill.schema import Distill
 from distill.step_loss import step_loss
 from distill.teacher import Batch
 from distill.validation import FittedTemperature, Score, Validation
+from distill.words import Words, states_of
 
 log = logging.getLogger(__name__)
 
@@ -132,13 +133,13 @@ class DraftModule(pl.LightningModule):
         """[V, h], or [V, r] of a low-rank head: what a row of the head is."""
         return self.draft.get_output_embeddings().weight if self.left is None else self.left
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """[N, h] what the head multiplies, at the supervised positions.
+    def hidden(self, batch: Batch, words: Words | None = None) -> Tensor:
+        """[N, h] what the head multiplies, at the supervised positions; `words` stand for the embedding's rows.
 
         Right padding needs no mask: a causal model never looks at what comes later, and without a mask the fused
         causal kernel is used.
         """
-        states = _states(self.draft, batch)
+        states = states_of(self.draft, batch, words)
         return states if self.right is None else states @ sharded.whole(self.right).T
 
     def rows(self, window: Sequence[Batch]) -> HeadRows:
@@ -161,13 +162,15 @@ class DraftModule(pl.LightningModule):
             group["lr"] = rate
         rows = self.rows(window)
         weight, teacher = self._head(rows)
+        embedding = self.draft.get_input_embeddings()
+        words = Words.read(embedding, [batch.input_ids for batch in window])
         lengths = [len(batch.labels) for batch in window]
         counts = torch.tensor([sum(lengths), sum(map(self._num_trained, lengths))], device=self.device)
         num_tok, num_trained = ranks.total(counts).tolist()
         sums = torch.zeros(3, device=self.device)
         reference_ms = 0.0
         for batch, labels in zip(window, rows.labels.split(lengths)):
-            states, target = self.hidden(batch), self.target(batch)
+            states, target = self.hidden(batch, words), self.target(batch)
             stats = None
             if "reference" in self._frozen:
                 started = time.perf_counter()
@@ -183,6 +186,8 @@ class DraftModule(pl.LightningModule):
             sums += torch.stack([loss.detach(), stats.alpha_sum, stats.match_sum])
         if weight is not self.table and weight.grad is not None:
             sharded.add_gradient(self.table, rows.ids, weight.grad)
+        if words is not None:
+            words.give_back(embedding)
         if not self.sharded:
             ranks.sum_gradients(self.parameters())
         ranks.total(sums)
@@ -195,7 +200,7 @@ class DraftModule(pl.LightningModule):
                 f"start again with a lower distill.lr (now {self.stage.lr:g}) or distill.grad_clip"
             )
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=False)  # a table's worth of fresh memory at every step takes longer
         self.taken = {"loss": total, "alpha": alpha / num_tok, "match": match / num_tok}
         self.taken |= {"lr": rate, "grad_norm": norm, "num_tok": num_tok}
         if "reference" in self._frozen:
@@ -210,7 +215,7 @@ class DraftModule(pl.LightningModule):
         if batch.topk is not None:
             return batch.topk
         live = "live" in self._frozen and not batch.verified
-        return _states(self._frozen["live"], batch) if live else batch.hidden_target
+        return states_of(self._frozen["live"], batch) if live else batch.hidden_target
 
     def _num_trained(self, num_tok: int) -> int:
         return num_selected(num_tok, self.stage.select_frac) if "reference" in self._frozen else num_tok
@@ -231,7 +236,7 @@ class DraftModule(pl.LightningModule):
         head = reference.get_output_embeddings().weight[: self.num_rows]
         head = head if rows.shift is None else head[rows.ids]
         _, theirs = step_loss(
-            self.stage, self.softcaps, rows.shift, _states(reference, batch), head, target, teacher, labels, 1
+            self.stage, self.softcaps, rows.shift, states_of(reference, batch), head, target, teacher, labels, 1
         )
         _, ours = step_loss(self.stage, self.softcaps, rows.shift, states, weight, target, teacher, labels, 1)
         return select(ours.loss, theirs.loss, self.stage.select_frac), ours
@@ -290,10 +295,3 @@ class DraftModule(pl.LightningModule):
             return model, None
         fold_head(model, self.left, self.right)
         return model, (self.left.detach(), self.right.detach())
-
-
-def _states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """[N, h] final hidden states of a model at the supervised positions."""
-    seen = {} if batch.layout is None else batch.layout.arguments(model.config)
-    states = model.get_decoder()(input_ids=batch.input_ids, use_cache=False, **seen).last_hidden_state
-    return states[batch.positions[:, 0], batch.positions[:, 1]]

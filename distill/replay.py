@@ -105,7 +105,8 @@ class ReplayDataset(ResponseDataset):
             branches = [branch for branch, _ in self._branches[index]]
             num_text = self.lengths[index] - sum(len(branch.ids) for branch in branches)
             rows.append(lay_out(num_text, len(self.rows[index].prompt_ids), branches))
-        return replace(super().collate(indices), layout=Layout.side_by_side(rows), verified=True)
+        batch = super().collate(indices)
+        return replace(batch, layout=Layout.side_by_side(rows, batch.input_ids.shape[1]), verified=True)
 
 
 def fit_with_replay(

@@ -24,6 +24,8 @@ from distill.teacher_topk import read_topk, topk_path
 
 logger = logging.getLogger(__name__)
 
+WIDTHS = 16
+
 
 class TeacherError(ValueError):
     """Answers that cannot be trained on."""
@@ -172,7 +174,7 @@ class ResponseDataset(Dataset[Example]):
     def collate(self, indices: Sequence[int]) -> Batch:
         """The batch of these rows; pad positions hold token 0 and are never supervised."""
         examples = [self[index] for index in indices]
-        input_ids = torch.zeros(len(examples), max(len(e.input_ids) for e in examples), dtype=torch.long)
+        input_ids = torch.zeros(len(examples), width_of(max(len(e.input_ids) for e in examples)), dtype=torch.long)
         positions = []
         for number, example in enumerate(examples):
             length, answer = len(example.input_ids), len(example.labels)
@@ -206,6 +208,11 @@ class ResponseDataset(Dataset[Example]):
     def __getstate__(self) -> dict[str, object]:
         # A worker maps the files itself.
         return {**self.__dict__, "_hidden": {}}
+
+
+def width_of(longest: int) -> int:
+    """Tokens of a batch's rows: the next multiple of WIDTHS, so that shapes come again (see `PRODUCT_ROWS`)."""
+    return -(-longest // WIDTHS) * WIDTHS
 
 
 def _together(parts: Sequence[TopK]) -> TopK:

@@ -21,7 +21,7 @@ from distill.batches import BatchPlan, Windows, pack
 from distill.branches import PAD
 from distill.module import DraftModule
 from distill.schema import Distill
-from distill.teacher import Batch, ResponseDataset, TeacherError
+from distill.teacher import Batch, ResponseDataset, TeacherError, width_of
 from distill.teacher_topk import write_topk
 from tests.conftest import make_config, make_llama, make_noisy, make_target
 from tests.distill.test_module import make_module, run, write_answers
@@ -126,11 +126,14 @@ def test_a_row_beyond_the_budget_is_a_packed_batch_of_its_own():
 def test_the_rows_of_the_worked_example(tmp_path):
     data = ResponseDataset(write_folder(tmp_path, [(3, 2), (1, 2), (2, 3)]), max_length=100)
     packed = pack(data.collate([0, 1, 2]), data.lengths, 7)
-    assert packed.input_ids.tolist() == [[0, 1, 2, 3, 100, 101], [200, 201, 202, 203, 0, 0]]
-    assert packed.layout is not None
-    assert packed.layout.position.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 0, 0]]
-    assert packed.layout.branch.tolist() == [[1, 1, 1, 1, 2, 2], [3, 3, 3, 3, PAD, PAD]]
-    seen = packed.layout.sees()[:, 0]
+    assert packed.input_ids.shape == (2, 16) and not packed.input_ids[:, 6:].any()
+    assert packed.input_ids[:, :6].tolist() == [[0, 1, 2, 3, 100, 101], [200, 201, 202, 203, 0, 0]]
+    assert packed.layout is not None and bool((packed.layout.branch[:, 6:] == PAD).all())
+    assert packed.layout.position[:, :6].tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 0, 0]]
+    assert packed.layout.branch[:, :6].tolist() == [[1, 1, 1, 1, 2, 2], [3, 3, 3, 3, PAD, PAD]]
+    whole = packed.layout.sees()[:, 0]
+    assert torch.equal(whole[:, 6:], torch.eye(16).bool()[6:].expand(2, -1, -1)) and not whole[:, :6, 6:].any()
+    seen = whole[:, :6, :6]
     assert torch.equal(seen[0], torch.block_diag(torch.ones(4, 4).tril(), torch.ones(2, 2).tril()).bool())
     assert torch.equal(seen[1], torch.block_diag(torch.ones(4, 4).tril(), torch.eye(2)).bool())
     inputs = packed.input_ids[packed.positions[:, 0], packed.positions[:, 1]]
@@ -271,8 +274,8 @@ def test_windows_hold_packed_rows_of_their_plan(tmp_path):
     plan = BatchPlan(data.lengths, 30, 5, packed=True)
     for number, window in enumerate(itertools.islice(Windows(data, plan, 2), 6)):
         for batch, rows in zip(window, (plan[2 * number], plan[2 * number + 1])):
-            assert batch.rows == tuple(rows) and batch.input_ids.numel() <= 30
-            assert batch.input_ids.shape[1] <= plan.width
+            assert batch.rows == tuple(rows) and len(batch.input_ids) * plan.width <= 30
+            assert batch.input_ids.shape[1] <= width_of(plan.width)
             plain = data.collate(rows)
             assert torch.equal(batch.labels, plain.labels) and torch.equal(batch.place, plain.place)
             assert torch.equal(batch.hidden_target, plain.hidden_target)

@@ -128,7 +128,7 @@ def test_the_layout_of_the_worked_example() -> None:
     layout = lay_out(5, 2, [Branch(1, [30, 31], [0, 0]), Branch(2, [40], [0])])
     assert layout.tolist() == [[0, 1, 2, 3, 4, 3, 4, 4], [0, 0, 0, 0, 0, 1, 1, 2], [0, 1, 2, 3, 4, 2, 2, 3]]
     short = lay_out(3, 2, [])
-    both = Layout.side_by_side([layout, short])
+    both = Layout.side_by_side([layout, short], 8)
     assert both.branch[1].tolist() == [0] * 3 + [PAD] * 5
     seen = both.sees()[:, 0]
     assert [seen[0, at].nonzero().flatten().tolist() for at in (4, 5, 6, 7)] == [
@@ -141,7 +141,8 @@ def test_the_layout_of_the_worked_example() -> None:
 
 def branched(rows: list[tuple[list[int], int, list[Branch]]]) -> Batch:
     """A batch of (text, prompt tokens, branches), every position from the prompt's last on supervised."""
-    layout = Layout.side_by_side([lay_out(len(text), prompt, branches) for text, prompt, branches in rows])
+    parts = [lay_out(len(text), prompt, branches) for text, prompt, branches in rows]
+    layout = Layout.side_by_side(parts, max(part.shape[1] for part in parts))
     ids = torch.zeros(layout.position.shape, dtype=torch.long)
     positions = []
     for number, (text, prompt, branches) in enumerate(rows):

@@ -67,11 +67,13 @@ def test_supervised_positions_labels_and_states_belong_together(tmp_path):
     batch = data.collate([4, 0, 1])
     assert batch.rows == (4, 0, 1)
     # The last answer token predicts nothing supervised, so inputs are one shorter than prompt + answer.
-    assert batch.input_ids.tolist() == [
+    assert batch.input_ids.shape == (3, 16)  # widths are multiples of 16, so that shapes come again
+    assert batch.input_ids[:, :6].tolist() == [
         [400, 401, 0, 0, 0, 0],
         [0, 1, 2, 3, 4, 5],
         [100, 101, 102, 103, 104, 0],
     ]
+    assert not batch.input_ids[:, 6:].any()
     assert batch.positions.tolist() == [[0, 0], [0, 1], [1, 2], [1, 3], [1, 4], [1, 5], [2, 4]]
     assert batch.labels.tolist() == [401, 402, 3, 4, 5, 6, 105]
     inputs = batch.input_ids[batch.positions[:, 0], batch.positions[:, 1]]
@@ -91,7 +93,7 @@ def test_t20_rows_without_room_for_an_answer_are_dropped_and_counted(tmp_path, c
     assert data.num_cut == 1 and data.num_supervised == [4, 4]
     assert "dropped 1 empty, 1 whose prompt fills max_length 64; 1 cut there" in caplog.text
     batch = data.collate([0, 1])
-    assert batch.input_ids.shape == (2, 63)
+    assert batch.input_ids.shape == (2, 64)
     assert batch.labels.tolist() == [260, 261, 262, 263, 303, 304, 305, 306]
     assert len(batch.labels) == len(batch.hidden_target) == len(batch.positions) == 8
 
