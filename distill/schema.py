@@ -26,6 +26,7 @@ from distill.fields import (
     paths,
     sources,
 )
+from distill.objective import LOWEST, known, losses_of, temperature_of
 from distill.schema_draft import Draft
 from distill.schema_eval import Eval
 from distill.schema_replay import Replay, start_clashes
@@ -138,20 +139,12 @@ class Responses(Stage):
             yield "loop_repeats", "= 1 would cut every answer; use 0 (off) or at least 2"
 
 
-# To be read as: these losses, unless the recipe names its own. Greedy serving asks for the target's argmax alone;
-# sampling accepts sum min(p, q), which kl_tv turns to as the draft gets there.
-OBJECTIVE_LOSS: dict[str | None, dict[Loss, float]] = {
-    None: {"forward_kl": 1.0},
-    "greedy": {"forward_kl": 1.0, "cross_entropy": 0.5},
-    "sampling": {"kl_tv": 1.0},
-}
-
-
 class Distill(Stage):
     """Training of the draft.
 
     Attributes:
-        objective: what the draft is served for; it stands for the losses of OBJECTIVE_LOSS, in place of `loss`.
+        objective: what the draft is served for: greedy, sampling or sampling@T; it stands for losses and their
+            temperature (`distill.objective`), in place of `loss` and `temperature`.
         loss: weights of the losses, summed.
         jsd_beta: weight of the target in the mixture of the generalised JSD.
         hybrid_eta: of kl_tv: the KL's share is exp(-eta * acceptance).
@@ -178,14 +171,16 @@ class Distill(Stage):
         replay: train the last steps on the draft's own proposals; null is off.
     """
 
-    objective: Literal["greedy", "sampling"] | None = None
+    objective: Annotated[str, AfterValidator(known)] | None = None
     loss: Annotated[dict[Loss, Weight], Field(min_length=1)] = Field(
-        default_factory=lambda earlier: dict(OBJECTIVE_LOSS[earlier["objective"]])
+        default_factory=lambda earlier: losses_of(earlier["objective"])
     )
     # Nearer to 0 or 1 the loss is all but zero and trains nothing.
     jsd_beta: Annotated[float, Field(ge=0.05, le=0.95)] = 0.5
     hybrid_eta: Annotated[float, Field(ge=0)] = 3.0
-    temperature: Annotated[float, Field(ge=0.01)] = 1.0
+    temperature: Annotated[float, Field(ge=LOWEST)] = Field(
+        default_factory=lambda earlier: temperature_of(earlier["objective"])
+    )
     survival_k: Length = 1
     teacher: Literal["hidden", "live", "topk"] = "hidden"
     teacher_topk: Positive = 64
@@ -214,12 +209,13 @@ class Distill(Stage):
         if not any(self.loss.values()):
             yield "loss", "has no weight above 0, so nothing would be trained"
         # A resolved recipe, which is read again, holds both.
-        if self.objective is not None and self.loss != OBJECTIVE_LOSS[self.objective]:
-            yield (
-                "objective",
-                f"= {self.objective!r} stands for the losses {OBJECTIVE_LOSS[self.objective]}, but distill.loss = "
-                f"{self.loss}; drop one of the two",
-            )
+        for key, own in (("loss", losses_of(self.objective)), ("temperature", temperature_of(self.objective))):
+            if self.objective is not None and getattr(self, key) != own:
+                yield (
+                    "objective",
+                    f"= {self.objective!r} stands for {key} = {own}, but distill.{key} = {getattr(self, key)}; drop "
+                    "one of the two",
+                )
         if self.teacher == "topk" and self.temperature != 1:
             yield "temperature", f"= {self.temperature:g}: teacher: topk keeps probabilities at temperature 1; use 1.0"
         if self.reference is not None and self.survival_k > 1:

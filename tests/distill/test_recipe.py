@@ -192,6 +192,7 @@ def test_t62_training_and_held_out_files_must_differ(tmp_path: Path) -> None:
         ([], {"forward_kl": 1.0}),
         (["distill.objective=greedy"], {"forward_kl": 1.0, "cross_entropy": 0.5}),
         (["distill.objective=sampling"], {"kl_tv": 1.0}),
+        (["distill.objective=sampling@0.7"], {"kl_tv": 1.0}),
         (["distill.objective=null", "distill.loss={tv: 2.0}"], {"tv": 2.0}),
     ],
 )
@@ -201,6 +202,7 @@ def test_the_objective_names_losses_where_none_are_given(
     recipe = load_recipe(write(tmp_path, SMALL), overrides)
     assert recipe.distill.loss == loss
     assert json.loads(dump(recipe))["distill"]["loss"] == loss
+    assert recipe.distill.temperature == (0.7 if recipe.distill.objective == "sampling@0.7" else 1.0)
     with pytest.raises(RecipeError) as caught:
         load_recipe(write(tmp_path, SMALL), ["distill.objective=speed"])
     assert len(caught.value.problems) == 1  # the loss that depends on it is no second mistake
@@ -208,9 +210,14 @@ def test_the_objective_names_losses_where_none_are_given(
 
 def test_an_objective_beside_other_losses_is_refused_and_a_resolved_recipe_is_not(tmp_path: Path) -> None:
     message = mistakes(tmp_path, SMALL, "distill.objective=sampling", "distill.loss={forward_kl: 1.0}")
-    assert "distill.objective = 'sampling' stands for the losses {'kl_tv': 1.0}" in message
+    assert "distill.objective = 'sampling' stands for loss = {'kl_tv': 1.0}" in message
     assert "distill.loss = {'forward_kl': 1.0}; drop one of the two" in message
-    recipe = load_recipe(write(tmp_path, SMALL), ["distill.objective=sampling"])
+    message = mistakes(tmp_path, SMALL, "distill.objective=sampling@0.7", "distill.temperature=1.0")
+    assert "'sampling@0.7' stands for temperature = 0.7, but distill.temperature = 1.0; drop one" in message
+    for wrong in ("sampling@", "sampling@0", "sampling@x", "greedy@1", "speed"):
+        message = mistakes(tmp_path, SMALL, f"distill.objective={wrong}")
+        assert f'distill.objective = "{wrong}": allowed is greedy | sampling | sampling@T' in message
+    recipe = load_recipe(write(tmp_path, SMALL), ["distill.objective=sampling@0.7"])
     (tmp_path / "resolved.json").write_text(dump(recipe))
     assert load_recipe(tmp_path / "resolved.json") == recipe
 
