@@ -134,7 +134,8 @@ def fit(
     module.load_state_dict(torch.load(run.best, weights_only=True)["state_dict"])
     if "start" not in keeper.matches or end < stage.max_steps:
         return keeper.best
-    told = moved(keeper.matches["start"], keeper.matches["best"], recipe.traffic.domain, recipe.seed)
+    matches, kept = keeper.matches, int(keeper.best["step"])
+    told = moved(matches["start"], matches["best"], recipe.traffic.domain, recipe.seed, kept)
     (log.info if told.better else log.warning)("%s", told.text)
     return keeper.best | told.figures
 
@@ -153,7 +154,7 @@ class Moved(NamedTuple):
     figures: dict[str, float | bool]
 
 
-def moved(start: Matches, best: Matches, domain: str, seed: int = 0) -> Moved:
+def moved(start: Matches, best: Matches, domain: str, seed: int = 0, kept: int = 1) -> Moved:
     """Did tuning move the measured acceptance of a draft that existed before?
 
     Args:
@@ -161,9 +162,10 @@ def moved(start: Matches, best: Matches, domain: str, seed: int = 0) -> Moved:
             weights, by domain; the same answers in the same order.
         domain: trained for; all of them where it is not among them.
         seed: of the 2000 resamples of answers, both validations of an answer together, for the 95% interval.
+        kept: step of the kept weights; 0 is the draft as it came.
     """
     figures: dict[str, float | bool] = {}
-    lines, better = [], False
+    lines, better, worse = [], False, False
     for name in [domain] if domain in start else sorted(start):
         before, after = np.array(start[name], float), np.array(best[name], float)
         num, change = len(before), after[:, 0] - before[:, 0]
@@ -171,10 +173,20 @@ def moved(start: Matches, best: Matches, domain: str, seed: int = 0) -> Moved:
         low, high = np.percentile(change[index].sum(1) / before[index, 1].sum(1), [2.5, 97.5]).tolist()
         one, two = (float(x[:, 0].sum() / x[:, 1].sum()) for x in (before, after))
         better |= num > 1 and low > 0
+        worse |= num > 1 and high < 0
         lines.append(f"{name} {one:.3f} -> {two:.3f} (change {low:+.3f} to {high:+.3f} over {num} answers)")
         figures |= {f"tuned/{name}/{key}": x for key, x in zip(("from", "to", "low", "high"), (one, two, low, high))}
     text = f"acceptance on held-out answers: {', '.join(lines)}"
-    if not better:
+    if kept == 0:
+        text = (
+            "no validation of this tuning promised more speed than the draft as it came, which is what draft/ holds. "
+            "Try a lower distill.lr, or more answers"
+        )
+    elif worse and not better:
+        text += (
+            ": it fell, and the predicted speedup alone rose; look at val/ in train.jsonl before you serve this draft"
+        )
+    elif not better:
         text += (
             ": it did not move beyond chance, so tuning gained nothing that was measured. Give it more answers or "
             "steps, another distill.lr or draft.lora.rank, or keep the draft as it was"

@@ -151,6 +151,11 @@ def list_work(
             f"none of {num} prompts can be answered: {dropped['prompt_too_long']} are over "
             f"traffic.max_prompt_tok = {max_prompt_tok} tokens, {dropped['no_reference']} have no reference"
         )
+    if lost := sum(dropped.values()):
+        log.warning(
+            "%d of %d prompts are not answered: %d over traffic.max_prompt_tok = %d tokens, %d without a reference",
+            *(lost, num, dropped["prompt_too_long"], max_prompt_tok, dropped["no_reference"]),
+        )
     return work, dropped
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ruamel.yaml.comments import CommentedSeq
 from distill.devices import Device
 from distill.files import write_text
 from distill.mistakes import explain
-from distill.recipe import Draft, Recipe, RecipeError
+from distill.recipe import Draft, Recipe
 from distill.roofline import predict_costs
 from engine.costs import MAX_K, Costs, predicted_speedup
 from eval.plan_table import shapes_of as sizes_of
@@ -39,14 +40,14 @@ def check_race(recipe: Recipe, path: Path) -> None:
     """Refuses what can not become a race, and a file that is there already.
 
     Raises:
-        ValueError: what it is; a RecipeError for keys that do not go with a race.
+        ValueError: what it is, keys that do not go with a race among it.
     """
     if recipe.draft.kind == "race":
         raise ValueError("--race: draft.kind is race already; give a recipe of one draft, whose bounds the shapes keep")
     if path.exists() or path.is_symlink():
         raise ValueError(f"--race {path}: is there already, and nothing is overwritten; give another name or remove it")
-    if not path.parent.is_dir():
-        raise ValueError(f"--race {path}: there is no folder {path.parent}; make it first")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--race {path}: {path.parent} is no folder to write to; make it first, or give another one")
     raced(recipe, [recipe.draft] * LEAST, path)
 
 
@@ -59,14 +60,15 @@ def raced(recipe: Recipe, drafts: Sequence[Draft], path: Path) -> Recipe:
     """The recipe with these drafts as its race.
 
     Raises:
-        RecipeError: keys that do not go with a race, such as several devices.
+        ValueError: keys that do not go with a race, such as several devices.
     """
     stage = Draft.model_construct(kind="race", race_steps=race_steps(recipe), candidates=tuple(drafts))
     data = recipe.model_copy(update={"draft": stage}).model_dump(mode="json")
     try:
         return Recipe.model_validate_json(recipe.model_copy(update={"draft": stage}).model_dump_json())
     except ValidationError as error:
-        raise RecipeError(str(path), explain(error, Recipe.model_json_schema(), data, {})) from error
+        wrong = "; ".join(explain(error, Recipe.model_json_schema(), data, {}))
+        raise ValueError(f"--race {path}: the recipe can not become a race as it is: {wrong}") from error
 
 
 def find_shapes(recipe: Recipe, target: Mapping[str, Any]) -> list[Shape]:
@@ -85,8 +87,9 @@ def find_shapes(recipe: Recipe, target: Mapping[str, Any]) -> list[Shape]:
     if len(others) < LEAST:
         low, high = recipe.draft.size_frac
         raise ValueError(
-            f"draft.size_frac = [{low}, {high}]: {len(others)} shape of 1 to 6 layers has so much of the target by "
-            f"draft.size_count = {recipe.draft.size_count}, a race needs {LEAST}; set wider bounds, or size_count: read"
+            f"draft.size_frac = [{low}, {high}] leaves {len(others)} of the shapes of 1 to 6 layers (counted by "
+            f"draft.size_count = {recipe.draft.size_count}); a race needs {LEAST}; set wider bounds"
+            + (", or size_count: read" if recipe.draft.size_count == "stored" else "")
         )
     return [*others, control_of(recipe, target)]
 

@@ -21,7 +21,7 @@ from eval.definitions import DEFINITIONS
 from eval.explain import explain
 from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
-from eval.matrix import acceptance_matrix, matrix_table, points
+from eval.matrix import acceptance_matrix, lost_words, matrix_table
 from eval.notes import notes
 from eval.pauses import notice
 from eval.predict import error_of
@@ -177,7 +177,7 @@ def render_page(report: Report, figures: Sequence[Figure]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(arm_label=arm_label, domain_name=domain_name, struck=struck, points=points)
+    environment.globals.update(arm_label=arm_label, domain_name=domain_name, struck=struck, lost_words=lost_words)
     environment.filters.update(
         speed=show.speed,
         percent=show.percent,

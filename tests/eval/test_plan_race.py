@@ -73,7 +73,7 @@ def test_nothing_is_overwritten_and_bad_input_is_told_before_anything_loads(
         return " ".join(capsys.readouterr().err.split())
 
     assert "is there already, and nothing is overwritten" in said(file=written)
-    assert "there is no folder" in said(file=world / "none" / "race.yaml")
+    assert "is no folder to write to" in said(file=world / "none" / "race.yaml")
     assert "draft.kind is race already" in said(
         "draft={kind: race, race_steps: 4, candidates: [{num_layers: 1}, {num_layers: 2}]}"
     )

@@ -95,7 +95,7 @@ WRONG: tuple[tuple[str, str, str], ...] = (
     ("eval.plan", "{w}/recipe.yaml target.model={w}/empty", "no config.json"),
     ("eval.plan", "{w}/recipe.yaml --gpu h100-sxm", "give --device-table"),
     ("eval.plan", "{w}/recipe.yaml --race {w}/list.json", "nothing is overwritten"),
-    ("eval.plan", "{w}/recipe.yaml --race {w}/none/race.yaml", "there is no folder"),
+    ("eval.plan", "{w}/recipe.yaml --race {w}/none/race.yaml", "is no folder to write to"),
     ("eval.plan", "{w}/recipe.yaml target.model={w}/empty --race {w}/race.yaml", "no config.json"),
     ("eval.run", "none.yaml", "cannot be read"),
     ("eval.run", "{w}/recipe.yaml", "is no finished draft"),
