@@ -79,7 +79,7 @@ def main() -> None:
     torch.manual_seed(recipe.seed)
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
-    rows, _, _ = train(job, recipe, PROBE_STEPS)
+    rows = train(job, recipe, PROBE_STEPS)[0]  # its module must not outlive it
     pace_ms = statistics.median(row["step_ms"] for row in rows[WARM_STEPS:])
     rows, cpu_s, module = train(job, recipe, max(1, int(60e3 * job["minutes"] / pace_ms)))
     module.export()[0].save_pretrained(Path(job["folder"]) / "ours")
