@@ -112,7 +112,7 @@ def run_race(
     runs = [Run(run.folder / "race" / str(number), run.attempt) for number in range(len(runners))]
     record = run.folder / "race.json"
     rows: list[dict[str, Any]] = json.loads(record.read_text()) if record.exists() else []
-    fracs = [_frac(one, size) for one, size in zip(runners, sizes)]
+    fracs = [size.frac(one.draft.size_count) for one, size in zip(runners, sizes)]
     if (missing := no_control(fracs)) is not None:
         log.warning("race: %s", missing)
     if len(rows) < len(runners):
@@ -258,10 +258,6 @@ def _row(recipe: Recipe, run: Run, sizes: Sizes, best: dict[str, Any]) -> dict[s
         "speedup": best["val/speedup"],
         "step": best["step"],
     }
-
-
-def _frac(recipe: Recipe, sizes: Sizes) -> float:
-    return sizes.stored_frac if recipe.draft.size_count == "stored" else sizes.read_frac
 
 
 def _cycles(recipe: Recipe, scores: Sequence[Score], k: int) -> dict[str, Any]:

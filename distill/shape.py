@@ -51,6 +51,10 @@ class Sizes:
     stored_frac: float
     read_frac: float
 
+    def frac(self, size_count: str) -> float:
+        """Part of the target by draft.size_count."""
+        return self.stored_frac if size_count == "stored" else self.read_frac
+
     def to_json(self) -> dict[str, float]:
         """For draft.json."""
         return {
@@ -104,7 +108,7 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
         *(size.read, 100 * sizes.read_frac, target.size.read),
     )
     low, high = stage.size_frac
-    frac = sizes.stored_frac if stage.size_count == "stored" else sizes.read_frac
+    frac = sizes.frac(stage.size_count)
     if not low <= frac <= high:
         raise ShapeError(
             f"draft.size_frac = [{low}, {high}]: the draft has {frac:.4f} of the target's parameters by "
