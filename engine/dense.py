@@ -10,6 +10,7 @@ from engine.ring import Ring, sees
 
 PRODUCTS_UP_TO = 512  # tokens; see `causal_attention`
 BAND = 512  # queries of a prefill that look at one stretch of keys; see `banded_attention`
+BLOCK = 256  # queries of a long prefill on a CPU; see `_blocks`
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
@@ -33,9 +34,43 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
         later = torch.full((tokens, tokens), -torch.inf, dtype=query.dtype).triu_(1)
         weights = torch.softmax(scores + later, -1).view(-1, groups * tokens, tokens)
         return torch.bmm(weights, value.reshape(-1, tokens, width)).view(batch, heads, tokens, width)
+    trains = query.requires_grad or key.requires_grad or value.requires_grad
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and tokens > PRODUCTS_UP_TO and not trains:
+        return _blocks(query * (width**-0.5 if scaling is None else scaling), key, value)
     # Bound by arithmetic, so repeating K and V is cheap and keeps the causal kernel.
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+
+
+def _blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A long prefill on a CPU: one KV head and 256 tokens at a time over the keys up to them, by two plain products.
+
+    Measured on two cores, a layer of SmolLM2, beside the fused kernel: 17 and 25 ms at 1,500 tokens, 82 and 131 at
+    3,800, 414 and 571 at 8,160. Batched products over the heads copy their keys, which do not lie densely up to a
+    block's end.
+
+    Args:
+        query: [B, H, T, D], already scaled.
+        key, value: [B, K, T, D].
+
+    Returns:
+        [B, H, T, D].
+    """
+    tokens, width = query.shape[2:]
+    groups = query.shape[1] // key.shape[1]
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    later = torch.full((BLOCK, BLOCK), -torch.inf, dtype=query.dtype).triu_(1)
+    folded, folded_out = (x.reshape(-1, groups, tokens, width) for x in (query, out))
+    for head, keys, values, told in zip(folded, key.flatten(0, 1), value.flatten(0, 1), folded_out, strict=True):
+        keys, values = keys.contiguous(), values.contiguous()
+        for first in range(0, tokens, BLOCK):
+            last = min(first + BLOCK, tokens)
+            own = last - first
+            scores = (head[:, first:last].reshape(-1, width) @ keys[:last].t()).view(groups, own, last)
+            scores[..., first:] += later[:own, :own]
+            weights = torch.softmax(scores, -1, out=scores).view(-1, last)
+            told[:, first:last] = (weights @ values[:last]).view(groups, own, width)
+    return out
 
 
 def banded_attention(

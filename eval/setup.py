@@ -138,15 +138,22 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     runner = Runner(target, batch, capacity, vocab=rows, compile=compiled)
     tables = {} if scheduled is None else scheduled.tables
     # At batch 1 alone each prompt is read once anyway.
-    prefixes = Prefixes(_prefix_bytes(stage.prefix_gib) if batch > 1 else 0)
+    slabs = [r.slab for r in (runner, *runners.values()) if r.device.type == "cpu"]
+    laid_out = batch * sum(slab.row_nbytes(capacity) for slab in slabs)
+    prefixes = Prefixes(_prefix_bytes(stage.prefix_gib, laid_out) if batch > 1 else 0)
     return Bench(runner, runners, load, graph, tables=tables, prefixes=prefixes), traffic, meta
 
 
-def _prefix_bytes(gib: float) -> int:
-    """Bytes for prompts that were read: what the recipe allows, but no more than half of what is free."""
-    free = psutil.virtual_memory().available / 2
+def _prefix_bytes(gib: float, slabs: int) -> int:
+    """Bytes for prompts that were read: what the recipe allows, but no more than three quarters of the free memory.
+
+    Args:
+        gib: eval.prefix_gib.
+        slabs: bytes of host memory that slabs will take when their rows are full.
+    """
+    free = max(0.0, (psutil.virtual_memory().available - slabs) * 3 / 4)
     if free < gib * 2**30:
-        log.info("eval.prefix_gib = %s: half of the free memory is %.1f GiB, which is taken", gib, free / 2**30)
+        log.info("eval.prefix_gib = %s: there is room for %.1f GiB beside the rows, which is taken", gib, free / 2**30)
     return int(min(gib * 2**30, free))
 
 

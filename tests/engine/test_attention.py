@@ -112,9 +112,9 @@ def test_bad_shortlist_is_refused(ids: list[int], message: str) -> None:
 
 
 @pytest.mark.parametrize("scaling", [None, 0.3])
-@pytest.mark.parametrize("tokens", [1, 2, 37])
+@pytest.mark.parametrize("tokens", [1, 2, 37, 512, 513, 700, 768])
 def test_causal_products_equal_the_kernel(tokens: int, scaling: float | None) -> None:
-    """bf16 on a CPU takes two batched products; the kernel in float64 is the reference."""
+    """bf16 on a CPU takes products, over 512 tokens block by block; the kernel in float64 is the reference."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(3, heads, tokens, 16).bfloat16() for heads in (6, 2, 2))
     got = causal_attention(query, key, value, scaling)
