@@ -165,6 +165,8 @@ def _times(decoders: Mapping[int, Decoder], context: int, batch: int, rounds: in
     """Median milliseconds of the phases of a cycle of each decoder, over rows of random tokens."""
     generator = torch.Generator().manual_seed(0)
     for decoder in decoders.values():
+        decoder.clear(context + 200)
+    for decoder in decoders.values():
         config, device = decoder.target.config, decoder.target.device
         hidden = torch.zeros(config.hidden_size, dtype=decoder.target.dtype, device=device)
         for row in range(batch):

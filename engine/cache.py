@@ -89,6 +89,11 @@ class Slab:
             self._data[layer, ..., :kept, :] = rows
             self._data[layer, ..., kept:, :] = 0
 
+    def forget(self, positions: int) -> None:
+        """No row holds anything any more: on a CPU no more slots stay laid out than rows of so many positions need."""
+        if self._flat.device.type == "cpu":
+            self._lay_out(min(self.capacity, -(-max(positions, 1) // STEP) * STEP))
+
     @classmethod
     def for_model(
         cls,

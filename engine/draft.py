@@ -63,6 +63,10 @@ class Drafter(Protocol):
         """The row reads a new request's prompt [T]."""
         ...
 
+    def forget(self, positions: int) -> None:
+        """No row is in use any more, and the next ones start with so many positions."""
+        ...
+
     def join(self, row: int, read: bool = True) -> None:
         """A request starts now; without `read` its prompt is read when something is first proposed."""
         ...
@@ -123,6 +127,9 @@ class ModelDrafter:
 
     def start(self, row: int, ids: Tensor) -> None:
         self.runner.prefill(ids, row)
+
+    def forget(self, positions: int) -> None:
+        self.runner.forget(positions)
 
     def join(self, row: int, read: bool = True) -> None:
         self._joined[row] = self._skipped
@@ -229,6 +236,9 @@ class SelfDrafter(ModelDrafter):
     def start(self, row: int, ids: Tensor) -> None:
         """The target's prefill wrote these keys."""
 
+    def forget(self, positions: int) -> None:
+        """The target does."""
+
     def join(self, row: int, read: bool = True) -> None:
         """The target reads every prompt."""
 
@@ -254,6 +264,9 @@ class LookupDrafter:
 
     def start(self, row: int, ids: Tensor) -> None:
         """Nothing is kept: the text is all there is."""
+
+    def forget(self, positions: int) -> None:
+        """Nothing is kept."""
 
     def join(self, row: int, read: bool = True) -> None:
         """Nothing is kept."""

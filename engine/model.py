@@ -125,6 +125,11 @@ class Runner:
             return min(bucket(most), self.slab.capacity)
         return need if self.slab.ring is None else min(need, self.slab.capacity)
 
+    def forget(self, positions: int) -> None:
+        """No row is in use any more, and the next ones start with so many positions; fixed shapes stay as they are."""
+        if not self.fixed:
+            self.slab.forget(positions)
+
     def rows(self, num: int) -> int:
         """Rows that a step runs for `num` requests; those beyond hold nothing."""
         return row_bucket(num, self.slab.batch) if self.fixed else num

@@ -115,12 +115,24 @@ class Decoder:
         if len(self.active) == self.target.slab.batch:
             raise ValueError(f"all {self.target.slab.batch} rows are taken; wait for one to finish")
         row = len(self.active)
+        if row == 0:
+            self.clear(len(request.ids))
         ids = torch.tensor(request.ids, device=self.target.device)
         hidden = self.target.prefill(ids, row)[-1]
         read = self.reads_draft(request)
         if self.drafter is not None and read:
             self.drafter.start(row, ids)
         return self.resume(request, hidden, read)
+
+    def clear(self, positions: int) -> None:
+        """Between requests: slabs are laid out for rows of so many positions, however long earlier ones were.
+
+        On a CPU batched products read all slots that are laid out.
+        """
+        assert not self.active
+        self.target.forget(positions)
+        if self.drafter is not None:
+            self.drafter.forget(positions)
 
     def reads_draft(self, request: Request) -> bool:
         """Does the drafter read the prompt before decoding? Not where nothing can be drafted, or is expected to be."""

@@ -87,6 +87,7 @@ def serve(
     waiting, live, done = deque(requests), list[Served](), list[Served]()
     prefixes, timeline = prefixes or Prefixes(), _Timeline(clock)
     clock.totals_ms()
+    decoder.clear(max((len(r.ids) + r.max_new for r in requests), default=0) + decoder.k)
     while waiting or live:
         while waiting and len(live) < rows:
             new = _admit(decoder, waiting.popleft(), timeline, prefixes, keep)

@@ -208,6 +208,8 @@ class Bench:
             for arm in arms:
                 yield replace(self._row(request, arm, "bare", 0, warmup), error=reason)
             return
+        for runner in {self.target, *self.drafts.values()}:  # nothing is laid out anew while an arm is timed
+            runner.forget(need + max(arm.k for arm in arms))
         read = functools.partial(
             self.prefixes.read, ids=request.ids, row=0, clock=self._clocks["bare"], keep=not warmup
         )

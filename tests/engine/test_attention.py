@@ -11,7 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.cache import Slab, kv_bytes_per_token
 from engine.dense import causal_attention
+from engine.draft import ModelDrafter
 from engine.model import Runner
+from engine.request import Request
+from engine.speculate import Decoder
 
 BASE = {
     "vocab_size": 97,
@@ -161,3 +164,41 @@ def test_many_keys_take_batched_products_over_whole_rows(rows: int) -> None:
         for row, n in enumerate(lengths):
             want = plain(text[row : row + 1, : n + 3]).logits[0, -3:]
             assert torch.allclose(got[row], want, atol=1e-4), (got[row] - want).abs().max()
+
+
+def test_a_slab_forgets_its_longest_row() -> None:
+    """A long text before must not make the steps of short ones read more slots, nor leave anything in them."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **BASE)).eval()
+    runner, fresh = Runner(model, 2, 60), Runner(model, 2, 60)
+    texts = torch.randint(0, 97, (2, 9))
+    runner.prefill(torch.randint(0, 97, (60,)), 1)
+    assert runner.slab.slots == 60
+    runner.forget(10)
+    got, want = [], []
+    for each, found in ((runner, got), (fresh, want)):
+        for row, ids in enumerate(texts):
+            found.append(each.prefill(ids, row))
+        found.append(each.step(texts[:, :2], torch.tensor([9, 9]), 11))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_forgetting_lays_out_what_is_asked_for() -> None:
+    slab = Slab(1, 2, 1, 500, 4, torch.float32)
+    slab.ensure(400)
+    for positions, slots in ((0, 64), (64, 64), (65, 128), (1000, 500)):
+        slab.forget(positions)
+        assert slab.slots == slots == slab.key[0].shape[2]
+
+
+def test_a_decoder_forgets_between_requests() -> None:
+    config = AutoConfig.for_model("llama", **{**BASE, "max_position_embeddings": 400})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    runner, draft = Runner(model, 2, 300), Runner(model, 2, 300)
+    decoder = Decoder(runner, (), ModelDrafter(draft), 2)
+    long, short = Request("a", tuple(range(90)) * 3, 4), Request("b", (1, 2, 3), 4)
+    list(decoder.run([long]))
+    assert min(runner.slab.slots, draft.slab.slots) > 256
+    again = next(iter(decoder.run([short]))).tokens
+    assert runner.slab.slots == draft.slab.slots == 64
+    alone = Decoder(Runner(model, 2, 300), (), ModelDrafter(Runner(model, 2, 300)), 2)
+    assert again == next(iter(alone.run([short]))).tokens
