@@ -151,6 +151,7 @@ class Bench:
             if each.index in done:
                 continue
             memory = self._memory(arms, batch)
+            self.prefixes.next_set()
             if self._new_shapes(batch, each.requests, arms):
                 for arm in arms:
                     yield from self._serve(each, arm, batch, "bare", True)

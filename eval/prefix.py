@@ -46,11 +46,17 @@ class Prefixes:
     """Prompts that were read, by runner, in the memory of the host.
 
     Attributes:
-        most_bytes: of all together. Where they are too many those stay that took longest to read for their size.
+        most_bytes: of all together. Where they are too many those stay that took longest to read for their size; others
+            stay for the set that reads them, in an eighth as much again, or each of its arms would read them anew.
     """
 
     most_bytes: int = 0
     _kept: dict[tuple[Runner, tuple[int, ...]], Prefix] = field(default_factory=dict)
+    _of_set: dict[tuple[Runner, tuple[int, ...]], Prefix] = field(default_factory=dict)
+
+    def next_set(self) -> None:
+        """Other requests come: what stayed for those before goes."""
+        self._of_set.clear()
 
     @torch.inference_mode()
     def read(
@@ -68,7 +74,7 @@ class Prefixes:
         Returns:
             [H] the hidden state at the last token, and the milliseconds that reading the prompt takes, now or before.
         """
-        found = self._kept.get((runner, ids))
+        found = self._kept.get((runner, ids)) or self._of_set.get((runner, ids))
         if found is not None:
             runner.slab.put_row(row, found.rows)
             return found.hidden, found.read_ms
@@ -91,7 +97,7 @@ class Prefixes:
         return clock.now_ms() - start
 
     def _keep(self, runner: Runner, ids: tuple[int, ...], row: int, hidden: Tensor, read_ms: float) -> None:
-        """Keeps a copy, in the place of those that saved less time for their size if it must."""
+        """Keeps a copy, in the place of those that saved less time for their size if it must, or for this set."""
         need = runner.slab.row_nbytes(len(ids))
         room = self.most_bytes - sum(p.nbytes for p in self._kept.values())
         worth = read_ms / need
@@ -104,3 +110,5 @@ class Prefixes:
             for key in gone:
                 del self._kept[key]
             self._kept[runner, ids] = Prefix(hidden, runner.slab.take_row(row, len(ids)), read_ms)
+        elif need + sum(p.nbytes for p in self._of_set.values()) <= self.most_bytes // 8:
+            self._of_set[runner, ids] = Prefix(hidden, runner.slab.take_row(row, len(ids)), read_ms)

@@ -17,7 +17,7 @@ from eval.arms import Arm
 from eval.decoders import EvalRequest, Load, RequestSet
 from eval.flow import serve
 from eval.measure import Bench
-from eval.prefix import Prefixes
+from eval.prefix import Prefix, Prefixes
 from tests.engine.test_speculate import DRAFTS, TARGET
 
 REQUESTS = tuple(EvalRequest(f"r{i}", "code", "short", tuple(range(3 + i, 14 + 3 * i))) for i in range(5))
@@ -130,6 +130,11 @@ def test_what_took_longest_for_its_size_stays_within_the_memory() -> None:
     for n in lengths:
         prefixes.read(runner, tuple(range(2, 2 + n)), 0, clock)
     assert runner.read[5:] == [10, 20, 30]
+    prefixes.read(runner, tuple(range(2, 12)), 0, clock)  # there was room for it, until other requests come
+    assert runner.read[8:] == []
+    prefixes.next_set()
+    prefixes.read(runner, tuple(range(2, 12)), 0, clock)
+    assert runner.read[8:] == [10]
     none = Prefixes(0)
     none.read(runner, (2, 3), 0, clock)
     assert not none._kept
@@ -144,3 +149,13 @@ def test_what_warms_up_is_not_kept_and_self_speculation_reads_nothing() -> None:
     draft = Counting(DRAFTS["noise"], 2, 90)
     first = prefixes.start(ModelDrafter(draft), (2, 3, 4), 0, clock)
     assert prefixes.start(ModelDrafter(draft), (2, 3, 4), 1, clock) == first and draft.read == [3]
+
+
+def test_the_arms_of_a_set_share_what_is_not_kept() -> None:
+    most = 1 << 24
+    bench = bench_of(most)
+    bench.prefixes._kept[bench.target, (0,)] = Prefix(torch.zeros(1), torch.zeros(most, dtype=torch.uint8), 1e9)
+    sets = [RequestSet(0, REQUESTS[:4]), RequestSet(1, REQUESTS[:4])]
+    rows = list(bench.measure_sets(sets, ARMS[:1], 2, warmup=0))
+    assert {row.clock for row in rows} == {"bare", "phased"}
+    assert bench.target.read == 2 * [len(r.ids) for r in REQUESTS[:4]]  # type: ignore[attr-defined]  # once a set
