@@ -10,7 +10,7 @@ import numpy as np
 from eval.bootstrap import Floats, interval, resamples
 from eval.candidates import Candidate
 from eval.cells import Cell, Settings
-from eval.records import BASELINE, LOOKUP, is_control
+from eval.records import ALL, BASELINE, LOOKUP, is_control
 from eval.speedup import objective_values
 
 
@@ -105,8 +105,9 @@ def by_load(cells: Sequence[Cell], domain: str, chosen: str, settings: Settings)
     some arms with fewer, which is why the verdict does not rest on this table.
     """
     found = []
-    loads = dict.fromkeys((c["batch"], c["group"]) for c in cells if c["domain"] == domain and c["k"])
-    for batch, group in loads:
+    # Shorter contexts first, all of them together last.
+    lengths = {(c["batch"], c["group"]): c["context_tok"]["p50"] for c in cells if c["domain"] == domain and c["k"]}
+    for batch, group in sorted(lengths, key=lambda load: (load[0], load[1] == ALL, lengths[load])):
         here = [c for c in cells if (c["batch"], c["group"], c["domain"]) == (batch, group, domain)]
         ok = [c for c in here if c["k"] and c["status"] == "ok"]
         if not ok:

@@ -319,3 +319,11 @@ def test_how_numbers_are_shown() -> None:
     assert (compact(6_912_000), compact(950), compact(None)) == ("6.9M", "950", "n/a")
     assert (figure(1.5, "x"), figure(0.25, "%"), figure(5.0, ""), figure(0.153, "")) == ("1.50x", "25.0%", "5", "0.15")
     assert plain("a\n\x00b  c") == "a b c" and plain("x" * 99, 10) == "x" * 9 + "…"
+
+
+def test_loads_stand_from_short_to_long() -> None:
+    """Whatever request came first."""
+    contexts = {"medium": 3000, "long": 8000, "short": 250}
+    rows = make_grid(num=5, contexts=contexts, batches=(4, 1), domains=("code",), ks=(2,), new_tok=24)
+    loads = [(x["batch"], x["group"]) for x in build_report(rows, None, {}, {"bootstrap": 100})["choice"]["by_load"]]
+    assert loads == [(b, group) for b in (1, 4) for group in ("short", "medium", "long", "all")]
