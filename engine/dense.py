@@ -31,8 +31,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
         # against 122 at 12 rows of 330, 149 against 143 at 6 rows of 680.
         folded = (query * (width**-0.5 if scaling is None else scaling)).reshape(-1, groups * tokens, width)
         scores = torch.bmm(folded, key.reshape(-1, tokens, width).transpose(1, 2)).view(-1, groups, tokens, tokens)
-        later = torch.full((tokens, tokens), -torch.inf, dtype=query.dtype).triu_(1)
-        weights = torch.softmax(scores + later, -1).view(-1, groups * tokens, tokens)
+        weights = torch.softmax(scores + _later(tokens, query.dtype), -1).view(-1, groups * tokens, tokens)
         return torch.bmm(weights, value.reshape(-1, tokens, width)).view(batch, heads, tokens, width)
     trains = query.requires_grad or key.requires_grad or value.requires_grad
     if query.device.type == "cpu" and query.dtype == torch.bfloat16 and tokens > PRODUCTS_UP_TO and not trains:
@@ -40,6 +39,11 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float |
     # Bound by arithmetic, so repeating K and V is cheap and keeps the causal kernel.
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+
+
+def _later(tokens: int, dtype: torch.dtype) -> Tensor:
+    """[T, T] to add to scores: what comes later is not seen."""
+    return torch.full((tokens, tokens), -torch.inf, dtype=dtype).triu_(1)
 
 
 def _blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -59,7 +63,7 @@ def _blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     tokens, width = query.shape[2:]
     groups = query.shape[1] // key.shape[1]
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    later = torch.full((BLOCK, BLOCK), -torch.inf, dtype=query.dtype).triu_(1)
+    later = _later(BLOCK, query.dtype)
     folded, folded_out = (x.reshape(-1, groups, tokens, width) for x in (query, out))
     for head, keys, values, told in zip(folded, key.flatten(0, 1), value.flatten(0, 1), folded_out, strict=True):
         keys, values = keys.contiguous(), values.contiguous()

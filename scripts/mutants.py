@@ -116,6 +116,10 @@ MUTANTS = (
            "is_causal=True", "is_causal=False", MASK),
     Mutant("bf16 prefill sees the next token", "engine/dense.py",
            ".triu_(1)", ".triu_(2)", MASK),
+    Mutant("a long bf16 prefill sees its whole block", "engine/dense.py",
+           "scores[..., first:] += later[:own, :own]", "pass", MASK),
+    Mutant("a slab forgets nothing", "engine/cache.py",
+           "self._lay_out(min(self.capacity, -(-max(positions, 1) // STEP) * STEP))", "self.ensure(positions)", MASK),
     Mutant("many keys are read without a mask", "engine/attention.py",
            "scores if mask is None else scores.add_(mask)", "scores", MASK),
     # -- the loss's denominator --
