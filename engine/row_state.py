@@ -62,6 +62,11 @@ class RowState:
             getattr(kept, name).copy_(getattr(self, name))
         return replace(kept, drawn=self.drawn, draws=self.draws)
 
+    def cycle_keys(self, answers: list[Answer]) -> Tensor:
+        """Noise keys [B] of these answers' next cycle alone, for the block rule; see `accept_block`."""
+        cycles = [len(a.cycles) for a in answers] + [0] * (len(self.keys) - len(answers))
+        return noise.fresh(self.keys, torch.tensor(cycles, device=self.keys.device))
+
 
 def move_on(last: Tensor, length: Tensor, live: Tensor, tokens: Tensor, accepted: Tensor, final: Tensor) -> Tensor:
     """Takes the rows' state past a cycle, in place, and tells what each row emitted.

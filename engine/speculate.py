@@ -27,7 +27,7 @@ from engine.model import Runner
 from engine.policy import Policy
 from engine.request import Answer, Cycle, Request, Texts, Verified
 from engine.row_state import RowState, move_on
-from engine.warp import Warp, argmax, draw, probabilities
+from engine.warp import Warp, argmax, draw, next_token, probabilities
 
 RULES = ("token", "block")
 
@@ -239,13 +239,8 @@ class Decoder:
             self._rows = fresh if kept is fresh else fresh.within(kept)
         rows, texts = self._rows, Texts(self.active, len(self._rows.length))
         longest = max(len(a.request.ids) + len(a.tokens) for a in self.active)
-        keys = rows.keys if self.rule == "token" else self._cycle_keys(rows.keys)
+        keys = rows.keys if self.rule == "token" else rows.cycle_keys(self.active)
         return rows, Batch(rows.last, rows.length, longest, rows.temperature, keys, texts, rows.draws)
-
-    def _cycle_keys(self, keys: Tensor) -> Tensor:
-        """Noise keys [B] of this cycle alone, for the block rule; see `accept_block`."""
-        cycles = [len(a.cycles) for a in self.active] + [0] * (len(keys) - len(self.active))
-        return noise.fresh(keys, torch.tensor(cycles, device=keys.device))
 
     def _record(self, kept: list[int], tokens: list[list[int]], count: list[int], hidden: Tensor) -> None:
         """Commits what each row emitted, and writes down its cycle."""
@@ -278,7 +273,8 @@ class Decoder:
             accepted, final = accept_greedy(tokens, argmax(logits), count)
         elif k == 0:
             accepted = torch.zeros_like(length)
-            final = self._sample(logits[:, 0], length, temperature, keys, drawn)
+            u_final = noise.uniform(self.seed, keys[drawn], length[drawn], noise.FINAL)
+            final = next_token(logits[:, 0], temperature, drawn, u_final, self.top_k, self.top_p)
         else:
             p = probabilities(logits, temperature, self.top_k, self.top_p, draws)
             ahead = length[:, None] + torch.arange(k + 1, device=p.device)
@@ -288,13 +284,6 @@ class Decoder:
             accepted, final = judge(p, q, tokens, u_accept, u_final, rows, count)
         emitted = move_on(last, length, live, tokens, accepted, final)
         return (torch.cat([count[:, None], accepted[:, None], emitted], 1),)
-
-    def _sample(self, logits: Tensor, length: Tensor, temperature: Tensor, keys: Tensor, drawn: Tensor) -> Tensor:
-        """The next token [B] from logits [B, R]; greedy rows are spared the softmax over the vocabulary."""
-        token = argmax(logits)
-        probs = probabilities(logits[drawn][:, None], temperature[drawn], self.top_k, self.top_p, "sampled")[:, 0]
-        token[drawn] = draw(probs, noise.uniform(self.seed, keys[drawn], length[drawn], noise.FINAL))
-        return token
 
     def run(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Answers requests in the order they finish, keeping every row busy."""

@@ -122,6 +122,27 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return block * BLOCK + _search(inside.double(), left)[0]
 
 
+def next_token(
+    logits: Tensor, temperature: Tensor, drawn: Tensor, uniforms: Tensor, top_k: int = 0, top_p: float = 1.0
+) -> Tensor:
+    """One token a row without speculation; greedy rows are spared the softmax over the vocabulary.
+
+    Args:
+        logits: [B, R].
+        temperature: [B].
+        drawn: [D] the rows that sample, the others are greedy.
+        uniforms: [D] in [0, 1).
+        top_k, top_p: as for `probabilities`.
+
+    Returns:
+        int64 [B].
+    """
+    token = argmax(logits)
+    probs = probabilities(logits[drawn][:, None], temperature[drawn], top_k, top_p, "sampled")[:, 0]
+    token[drawn] = draw(probs, uniforms)
+    return token
+
+
 def _search(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """First index whose cumulative weight is over `target`, and what of the target is left there."""
     cdf = weights.cumsum(-1)

@@ -163,7 +163,7 @@ MUTANTS = (
            'passed = figure >= threshold if', 'passed = figure > threshold if', VERDICT),
     Mutant("any passed rule is a go", "eval/verdict.py",
            'go = all(r["passed"]', 'go = any(r["passed"]', VERDICT),
-    Mutant("a domain pays whatever its interval", "eval/verdict.py",
+    Mutant("a domain pays whatever its interval", "eval/rivals.py",
            'and low is not None and low >= 1.0', 'and low is not None', VERDICT),
     rule("requests measured", '"needed"', "2.0"),
     rule("end-to-end speedup by the objective", '"min_speedup"', "1.0"),
