@@ -14,6 +14,7 @@ from eval import show
 from eval.cells import Cell, Settings
 from eval.choice import choose
 from eval.records import ALL, LOOKUP, is_control
+from eval.rivals import pays
 from eval.verdict import decide
 from eval.views import Report, is_chain, same_settings
 
@@ -260,7 +261,7 @@ def _entry(cell: Cell, report: Report) -> dict[str, Any]:
     low = speed["objective_low"]
     return {
         "k": cell["k"],
-        "pays": _objective(cell) >= report["settings"]["min_speedup"] and low is not None and low >= 1.0,
+        "pays": pays(cell, Settings.of(report["settings"])),
         "speedup": _objective(cell),
         "low": low,
         "high": speed["objective_high"],

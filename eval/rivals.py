@@ -140,3 +140,41 @@ def by_load(cells: Sequence[Cell], domain: str, chosen: str, settings: Settings)
             }
         )
     return found
+
+
+def paying_parts(cells: Sequence[Cell], settings: Settings) -> tuple[list[dict[str, Any]], int]:
+    """Where a draft pays though it may not on all of the traffic: one domain, one context group, one batch.
+
+    Each part is judged by its own interval: of many parts some may pay by chance.
+
+    Returns:
+        the parts where some trained draft pays, best first: domain, group, batch, the best arm there with its objective
+        and interval, and the best look-up's objective (None if not measured). And how many parts were judged.
+    """
+    parts: dict[tuple[int, str, str], list[Cell]] = {}
+    for cell in cells:
+        if cell["k"] and cell["status"] == "ok" and ALL not in (cell["domain"], cell["group"]):
+            parts.setdefault((cell["batch"], cell["domain"], cell["group"]), []).append(cell)
+    found, num = [], 0
+    for (batch, domain, group), here in parts.items():
+        drafts = [c for c in here if not is_control(c["draft"])]
+        num += bool(drafts)
+        best = max(drafts, key=_objective, default=None)
+        if best is None or not pays(best, settings):
+            continue
+        free = max((_objective(c) for c in here if c["draft"] == LOOKUP), default=None)
+        speed = best["latency_speedup"]
+        about = {n: best[n] for n in ("arm", "draft", "k", "num_requests")} | {"label": best.get("label") or ""}
+        value = {"value": _objective(best), "low": speed["objective_low"], "high": speed["objective_high"]}
+        found.append({"domain": domain, "group": group, "batch": batch, **about, **value, "lookup_value": free})
+    return sorted(found, key=lambda part: -part["value"]), num
+
+
+def pays(cell: Cell, settings: Settings) -> bool:
+    """Is an arm faster by enough in a cell, and surely faster?"""
+    low = cell["latency_speedup"]["objective_low"]
+    return _objective(cell) >= settings.min_speedup and low is not None and low >= 1.0
+
+
+def _objective(cell: Cell) -> float:
+    return float(cell["latency_speedup"]["objective"])

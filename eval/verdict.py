@@ -11,7 +11,7 @@ from eval.cells import Cell, Settings
 from eval.choice import judged_pool, rank_key
 from eval.facts import Facts
 from eval.records import ALL, LOOKUP, PHASES, SELF, arm_name, is_control
-from eval.rivals import over_lookup
+from eval.rivals import over_lookup, paying_parts, pays
 from eval.rules import DOMAIN_GAP, RULES, apply
 
 
@@ -85,7 +85,7 @@ def decide(
         "headline": headline(go, judged, choice, settings),
         "arm": judged["arm"],
         "num_requests": choice["num_requests"],
-        "notices": notices(judged, choice, cells),
+        "notices": [*notices(judged, choice, cells), *([] if go else in_parts(cells, settings))],
         "tallest": _tallest(cell, advice),
         "domains": {c["domain"]: _domain(c, settings) for c in facts.domains},
         "reasons": [r for r in reasons if r["decides"]] + advice,
@@ -114,11 +114,10 @@ def _tallest(cell: Cell, advice: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
 def _domain(cell: Cell, settings: Settings) -> dict[str, Any]:
     """The judged arm in one domain alone: does it pay there?"""
     speed = cell["latency_speedup"]
-    value, low = speed["objective"], speed["objective_low"]
     return {
-        "pays": value >= settings.min_speedup and low is not None and low >= 1.0,
-        "value": value,
-        "low": low,
+        "pays": pays(cell, settings),
+        "value": speed["objective"],
+        "low": speed["objective_low"],
         "high": speed["objective_high"],
         "alpha": cell["alpha"],
         "tau": cell["tau"],
@@ -245,3 +244,21 @@ def notices(judged: Mapping[str, Any], choice: Mapping[str, Any], cells: Sequenc
         who = in_words(own)
         said.append(f"Self-speculation, a control that needs no training, gives {own['value']:.2f}x ({who}).")
     return said
+
+
+def in_parts(cells: Sequence[Cell], settings: Settings, most: int = 3) -> list[str]:
+    """Beside a no-go: the parts of the traffic where a draft does pay, each by its own interval."""
+    found, num = paying_parts(cells, settings)
+    if num < 2:
+        return []
+    if not found:
+        return [f"No draft pays in any of the {num} parts (domain, context and batch) that were measured."]
+    told = [
+        f"{part['domain']}, {part['group']}, batch {part['batch']}: {in_words(part)} {part['value']:.2f}x "
+        f"({part['low']:.2f} to {part['high']:.2f}"
+        + ("" if part["lookup_value"] is None else f"; look-up {part['lookup_value']:.2f}x")
+        + ")"
+        for part in found[:most]
+    ]
+    rest = f"; and {len(found) - most} more" if len(found) > most else ""
+    return [f"In {len(found)} of {num} parts a draft pays, each by its own interval: {'; '.join(told)}{rest}."]

@@ -190,6 +190,51 @@ def test_every_deciding_rule_is_listed_with_its_figure() -> None:
     assert gains == sorted(gains, reverse=True)
 
 
+def in_domains(**gains: float) -> list[RequestRow]:
+    """Rows of a draft "A" with a steady speedup in each domain, and of a look-up that gives 1.2x in all of them."""
+    return [
+        replace(row, domain=name, request_id=f"{name}{row.request_id}")
+        for name, gain in gains.items()
+        for row in arms({"A": [gain] * 8, "lookup": [1.2] * 8})
+    ]
+
+
+def test_a_no_go_says_in_which_parts_a_draft_pays() -> None:
+    _, verdict = judge(in_domains(code=1.5, math=0.8, qa=0.8), sizes={}, domain="mixed")
+    assert not verdict["go"]
+    assert verdict["notices"][-1] == (
+        "In 1 of 3 parts a draft pays, each by its own interval: code, short, batch 1: A at k = 3 1.50x (1.50 to 1.50; "
+        "look-up 1.20x)."
+    )
+
+
+def test_a_no_go_says_that_no_part_pays() -> None:
+    _, verdict = judge(in_domains(code=1.04, math=0.8), sizes={}, domain="mixed")  # 1.04: under eval.min_speedup
+    assert verdict["notices"][-1] == (
+        "No draft pays in any of the 2 parts (domain, context and batch) that were measured."
+    )
+
+
+def test_parts_are_named_beside_a_no_go_alone() -> None:
+    _, good = judge(in_domains(code=1.5, math=1.4), sizes={}, domain="mixed")
+    _, only = judge(in_domains(code=0.8), sizes={}, domain="mixed")
+    assert good["go"] and not only["go"]
+    assert not any("parts" in notice for verdict in (good, only) for notice in verdict["notices"])
+
+
+def test_the_best_three_parts_are_named_and_the_others_counted() -> None:
+    gains = {"code": 1.3, "math": 1.5, "qa": 1.4, "chat": 1.2, "other": 0.5}
+    _, verdict = judge(in_domains(**gains), sizes={}, domain="mixed", min_speedup=2.0)
+    assert not verdict["go"] and verdict["notices"][-1].startswith("No draft pays in any of the 5 parts")
+    rows = in_domains(**gains) + in_domains(**{f"slow{i}": 0.5 for i in range(6)})
+    _, verdict = judge(rows, sizes={}, domain="mixed")
+    told = verdict["notices"][-1]
+    assert told.startswith("In 4 of 11 parts") and told.endswith("; and 1 more.")
+    places = [told.index(name) for name in ("math", "qa", "code")]
+    assert places == sorted(places)
+    assert "chat" not in told
+
+
 def test_rules_are_one_table_with_remedies() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert all(rule.remedies and rule.passes in (">=", "<=") for rule in RULES)
