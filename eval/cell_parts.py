@@ -32,10 +32,19 @@ def measured_verify_ms(rows: Sequence[RequestRow], share: Mapping[str, float] | 
 
 
 def mean_request(rows: Sequence[RequestRow], baseline: Sequence[RequestRow]) -> dict[str, float]:
-    """The cell's mean request, for the model: prefills in ms and answer length in tokens."""
+    """The cell's mean request, for the model: prefills in ms and answer length in tokens.
+
+    In a batch the prefills of other rows' prompts stop this one's decoding and are counted with its own: no draft makes
+    them shorter either.
+    """
+    if rows[0].batch == 1 or not baseline:
+        before, draft = fmean(r.prefill_ms for r in baseline or rows), fmean(r.draft_prefill_ms for r in rows)
+    else:
+        before = fmean(r.e2e_ms - r.wall_ms for r in baseline)
+        draft = max(0.0, fmean(r.e2e_ms - r.wall_ms for r in rows) - before)
     return {
-        "prefill_ms": fmean(r.prefill_ms for r in baseline or rows),
-        "draft_prefill_ms": fmean(r.draft_prefill_ms for r in rows),
+        "prefill_ms": before,
+        "draft_prefill_ms": draft,
         "new_tok": max(1, round(fmean(r.new_tok for r in rows))),
     }
 

@@ -132,7 +132,7 @@ def ceilings(case: Case) -> list[dict[str, Any]]:
             if not surface.reaches(held, batch, k):
                 continue
             costs = surface.at(held, batch, min(MAX_K, max(k, surface.max_k)))
-            request = case.request(context, case.new_tok)
+            request = case.request(context, case.new_tok, batch)
             even = model.break_even_alpha(costs, k, **request)
             best_k, best = model.best_k(costs, case.accept, **request) if case.accept else (0, 1.0)
             found.append(

@@ -213,6 +213,24 @@ def prefix_rise(facts: Facts) -> float | None:
     return known[-1] - known[0] if len(known) > 1 else None
 
 
+def prompt_share(facts: Facts) -> float | None:
+    """Part of the baseline's request time that is not decoding: prefill, which no draft makes shorter."""
+    request, costs = facts.cell["request"], facts.costs
+    if costs is None:
+        return None
+    decoding = costs.T_ms * (request["new_tok"] - 1)
+    return float(request["prefill_ms"] / (request["prefill_ms"] + decoding))
+
+
+def no_prefill(facts: Facts) -> float | None:
+    """Prompts whose keys are there already, the target's and the draft's."""
+    if facts.costs is None or not positions(facts.cell):
+        return None
+    kept = {**facts.cell["request"], "prefill_ms": 0.0, "draft_prefill_ms": 0.0}
+    accept = positions(facts.cell)
+    return model.predicted_speedup(facts.costs, facts.cell["k"], accept, **kept) / facts.predicted() - 1
+
+
 def trained(facts: Facts) -> Cell | None:
     """The cell of the domain that the draft was trained on."""
     return next((c for c in facts.domains if c["domain"] == facts.settings.domain and c["alpha"] is not None), None)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from eval.anatomy import PHASE_COLOURS
 from eval.canvas import BLUE, DOMAINS, GREY, INK, MARKERS, Figure, draft_style, make_figure
 from eval.records import PHASES
-from eval.show import percent, plain
+from eval.show import medians, percent, plain
 from eval.views import Report, arm_label, draft_names, is_chain, judged_cell, load_label, loads
 
 LINES = ("-", "--", ":", "-.")
@@ -255,5 +255,8 @@ def what_if(report: Report) -> Figure | None:
         ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), handlelength=1.0)
 
     starred = " *: outside the measured loads." if any(not row["measured_load"] for row in table) else ""
-    caption = f"{arm_label(judged)}, by the cost model; one thing changed at a time.{starred}"
+    caption = (
+        f"{arm_label(judged)}, one request of {medians(table[0])}, by the cost model; one thing changed at a "
+        f"time.{starred}"
+    )
     return make_figure("what_if", "What if", caption, table, draw, height=1.3 + 0.24 * len(table))

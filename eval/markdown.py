@@ -223,7 +223,8 @@ def _model(report: Report) -> list[str]:
             for i, w in enumerate(asked)
         ]  # fmt: skip
         head = ["if", "speedup", "change", "best k", "speedup there", "ceiling", "break-even alpha", ""]
-        lines += ["## What if", "", *table(head, rows)]
+        about = f"One request of {show.medians(asked[0])}, the medians of what was measured, by the cost model:"
+        lines += ["## What if", "", about, "", *table(head, rows)]
         silent = [w for w in model["what_if"] if w["why_not"]]
         if silent:
             named = "; ".join(safe(w["what"]) for w in silent)

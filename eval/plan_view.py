@@ -39,7 +39,7 @@ def case_of_plan(plan: dict[str, Any], new_tok: int) -> Case:
     first = min(costs, key=lambda c: (c.batch, c.context))
     k = max(first.ks, key=lambda n: (model.predicted_speedup(first, n, PLAUSIBLE_ALPHA[0]), -n))
     accept = (PLAUSIBLE_ALPHA[0],)
-    return Case(fit_surface(costs), (0.0, 0.0), (0.0, 0.0), k, first.context, 1, max(2, new_tok), accept)
+    return Case(fit_surface(costs), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), k, first.context, 1, max(2, new_tok), accept)
 
 
 def what_if_table(case: Case, questions: Sequence[Question]) -> Table:

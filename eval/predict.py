@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from statistics import fmean
 from typing import Any
 
@@ -28,13 +29,13 @@ class Fitted:
 
     Attributes:
         surfaces: by draft.
-        prefill: ms of the target's prefill, a + b*context.
-        draft_prefill: by draft, ms.
+        prefill: the target's: (a, b, c) of a + b*context + c*context**2 ms.
+        draft_prefill: by draft.
     """
 
     surfaces: Mapping[str, Surface]
-    prefill: tuple[float, float]
-    draft_prefill: Mapping[str, tuple[float, float]]
+    prefill: tuple[float, float, float]
+    draft_prefill: Mapping[str, tuple[float, float, float]]
 
 
 def modelled(row: RequestRow) -> bool:
@@ -74,7 +75,7 @@ def fit_rows(rows: Sequence[RequestRow], known: Sequence[Costs] = ()) -> Fitted:
             points.setdefault(draft, []).append(replace(costs, context=round(held), prefix_kv_ms=fit))
     bare = stats.bare(rows)
     plain = [(r.context_tok, r.prefill_ms) for r in bare if r.arm == BASELINE]
-    drafts = {d: _line([(r.context_tok, r.draft_prefill_ms) for r in bare if r.draft == d]) for d in points}
+    drafts = {d: prefill_curve([(r.context_tok, r.draft_prefill_ms) for r in bare if r.draft == d]) for d in points}
     surfaces = {}
     for draft, found in points.items():
         spans = [held_tok(r.context_tok, r.new_tok) for r in rows if r.draft == draft]
@@ -83,16 +84,30 @@ def fit_rows(rows: Sequence[RequestRow], known: Sequence[Costs] = ()) -> Fitted:
         far = [c for c in known if c.draft == draft and (c.batch not in batches or c.context > APART_FRAC * max(spans))]
         ends = [*spans, *(c.context for c in far)]
         surfaces[draft] = replace(fit_surface([*found, *far]), contexts=(round(min(ends)), round(max(ends))))
-    return Fitted(surfaces, _line(plain), drafts)
+    return Fitted(surfaces, prefill_curve(plain), drafts)
 
 
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """a + b*x through the points, b not below 0."""
-    if not points:
-        return 0.0, 0.0
-    x, y = np.array(points, float).T
-    slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 0.0
-    return (float(y.mean() - slope * x.mean()), slope) if slope > 0 else (float(y.mean()), 0.0)
+def prefill_curve(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """The (a, b, c), none below 0, of a + b*tokens + c*tokens**2 ms with the least squared relative error.
+
+    Products take time by the token, attention by its square. A line through short and long prompts would give the short
+    ones nothing, and by absolute error they would not count beside the long.
+
+    Args:
+        points: (prompt tokens, ms) of each prompt; those without time are left out.
+    """
+    x, y = np.array([point for point in points if point[1] > 0], float).reshape(-1, 2).T
+    best, least = np.zeros(3), np.inf
+    num = min(3, len(np.unique(x)))
+    for powers in (some for size in range(1, num + 1) for some in combinations(range(3), size)):
+        table = np.stack([x**power / y for power in powers], 1)
+        found = np.linalg.lstsq(table, np.ones(len(y)), rcond=None)[0]
+        error = float(((table @ found - 1) ** 2).sum())
+        if (found >= 0).all() and error < least:
+            best, least = np.zeros(3), error
+            best[list(powers)] = found
+    a, b, c = best.tolist()
+    return a, b, c
 
 
 SCHEMES: Mapping[str, str] = {
@@ -200,9 +215,9 @@ def _predict_cells(rows: Sequence[RequestRow], fitted: Fitted) -> list[dict[str,
 def model_json(fitted: Fitted) -> dict[str, Any]:
     """The fitted model as report.json holds it under `model`."""
     return {
-        "prefill_ms": {"base": fitted.prefill[0], "per_tok": fitted.prefill[1]},
+        "prefill_ms": dict(zip(("base", "per_tok", "per_tok_squared"), fitted.prefill, strict=True)),
         "drafts": {
-            name: asdict(surface) | {"draft_prefill_ms": list(fitted.draft_prefill.get(name, (0.0, 0.0)))}
+            name: asdict(surface) | {"draft_prefill_ms": list(fitted.draft_prefill.get(name, (0.0, 0.0, 0.0)))}
             for name, surface in fitted.surfaces.items()
         },
     }

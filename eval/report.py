@@ -183,6 +183,7 @@ def render_page(report: Report, figures: Sequence[Figure]) -> str:
         percent=show.percent,
         number=show.number,
         ms=show.ms,
+        medians=show.medians,
         gain=show.gain,
         compact=show.compact,
         plain=show.plain,

@@ -71,6 +71,11 @@ def clocks(found: dict[str, Any] | None) -> str:
     return f"{found['diff_frac']:+.1%}{span}, {found['num_pairs']} {unit}: {found['status']}"
 
 
+def medians(load: dict[str, Any]) -> str:
+    """The one request that the cost model is asked about: "412 prompt and 16 answer tokens at batch 1"."""
+    return f"{load['context']:,} prompt and {load['new_tok']:,} answer tokens at batch {load['batch']}"
+
+
 def figure(value: float, unit: str) -> str:
     """A rule's figure or threshold in its unit ("x", "%", or none)."""
     if unit == "x":

@@ -94,28 +94,27 @@ class Case:
 
     Attributes:
         surface: costs of the draft.
-        prefill, draft_prefill: (ms, ms a token) of the prompts.
+        prefill, draft_prefill: of the prompts, as `eval.predict.prefill_curve` gives them.
         k, context, batch, new_tok: the load as it is.
         accept: conditional acceptances; positions beyond the last take its value.
     """
 
     surface: Surface
-    prefill: tuple[float, float]
-    draft_prefill: tuple[float, float]
+    prefill: tuple[float, float, float]
+    draft_prefill: tuple[float, float, float]
     k: int
     context: int
     batch: int
     new_tok: int
     accept: tuple[float, ...]
 
-    def request(self, context: float, new_tok: int) -> dict[str, Any]:
-        """Prefills and length of a request, as `engine.costs.predicted_speedup` takes them."""
-        first, second = self.prefill, self.draft_prefill
-        return {
-            "prefill_ms": max(0.0, first[0] + first[1] * context),
-            "draft_prefill_ms": max(0.0, second[0] + second[1] * context),
-            "new_tok": new_tok,
-        }
+    def request(self, context: float, new_tok: int, batch: int) -> dict[str, Any]:
+        """Prefills and length of a request, as `engine.costs.predicted_speedup` takes them.
+
+        While a request is answered one more comes to each of the other rows, whose prefill stops them all.
+        """
+        first, second = (batch * (a + b * context + c * context**2) for a, b, c in (self.prefill, self.draft_prefill))
+        return {"prefill_ms": first, "draft_prefill_ms": second, "new_tok": new_tok}
 
 
 def ask(case: Case, question: Question) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def ask(case: Case, question: Question) -> dict[str, Any]:
         return found
     accept: Sequence[float] = case.accept if question.alpha is None else (question.alpha,)
     costs = _changed(case.surface.at(held, batch, min(MAX_K, max(k, case.surface.max_k))), question)
-    request = case.request(context, new_tok)
+    request = case.request(context, new_tok, batch)
     speedup = model.predicted_speedup(costs, k, accept, **request)
     best_k, best = model.best_k(costs, accept, **request)
     even = model.break_even_alpha(costs, k, **request)
@@ -176,7 +175,7 @@ def as_it_is(case: Case) -> float:
     """Predicted speedup of the case without any change."""
     held = held_tok(case.context, case.new_tok)
     costs = case.surface.at(held, case.batch, min(MAX_K, max(case.k, case.surface.max_k)))
-    return model.predicted_speedup(costs, case.k, case.accept, **case.request(case.context, case.new_tok))
+    return model.predicted_speedup(costs, case.k, case.accept, **case.request(case.context, case.new_tok, case.batch))
 
 
 def usual(case: Case) -> list[Question]:
@@ -210,11 +209,11 @@ def case_of(report_model: Mapping[str, Any], surface: Surface, cell: Mapping[str
         cell: with its load and acceptance by position.
     """
     prefill = report_model["prefill_ms"]
-    first, second = report_model["drafts"][cell["draft"]]["draft_prefill_ms"]
+    a, b, c = report_model["drafts"][cell["draft"]]["draft_prefill_ms"]
     return Case(
         surface,
-        (prefill["base"], prefill["per_tok"]),
-        (first, second),
+        (prefill["base"], prefill["per_tok"], prefill["per_tok_squared"]),
+        (a, b, c),
         cell["k"],
         round(cell["context_tok"]["p50"]),
         cell["batch"],

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import costs as model
+from eval.cell_parts import mean_request
 from eval.explain import ceilings, explain, prefix_kv
-from eval.predict import error_of, fit_rows, held_out, modelled
+from eval.predict import error_of, fit_rows, held_out, modelled, prefill_curve
 from eval.records import arm_name, is_chain
 from eval.report import build_report, write_report
 from eval.whatif import Case, Question, ask, parse, usual
@@ -39,10 +41,54 @@ def test_rows_give_back_the_device() -> None:
         assert found.t_ms == pytest.approx(truth.t_ms, rel=0.05)
 
 
-def test_prefill_is_a_line_in_the_prompt() -> None:
+def test_rows_give_back_the_prefill() -> None:
     fitted = fit_rows(exact())
-    assert fitted.prefill == (pytest.approx(0.0, abs=1e-6), pytest.approx(0.36))
+    assert fitted.prefill == (pytest.approx(0.0, abs=1e-3), pytest.approx(0.36), pytest.approx(0.0, abs=1e-6))
     assert fitted.draft_prefill["small"][1] == pytest.approx(0.02)
+
+
+def test_a_prefill_that_grows_with_the_square_leaves_short_prompts_their_time() -> None:
+    """A line through the same prompts says that those of 300 tokens take no time at all."""
+
+    def ms(tokens: float) -> float:
+        return 20 + 0.5 * tokens + 1e-4 * tokens**2
+
+    lengths = [100, 200, 300, 400, 3000, 3500, 8000, 8160]
+    slope, at_zero = np.polyfit(lengths, [ms(n) for n in lengths], 1)
+    assert at_zero + 300 * slope < 0
+    a, b, c = prefill_curve([(n, ms(n)) for n in lengths])
+    assert (a, b, c) == (pytest.approx(20), pytest.approx(0.5), pytest.approx(1e-4))
+
+
+def test_a_prefill_curve_never_falls_and_needs_no_more_lengths_than_there_are() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = rng.integers(10, 9000, 6)
+        curve = prefill_curve([(float(n), float(rng.uniform(5, 5000))) for n in lengths])
+        assert min(curve) >= 0 and max(curve) > 0
+    assert prefill_curve([]) == (0.0, 0.0, 0.0) == prefill_curve([(100, 0.0)])
+    assert prefill_curve([(100, 40.0), (100, 60.0)]) == (0.0, pytest.approx(6 / 13), 0.0)  # the least relative error
+    a, b, c = prefill_curve([(100, 40.0), (200, 80.0)])
+    assert a + 150 * b + 150**2 * c == pytest.approx(60, rel=0.02)
+
+
+def test_in_a_batch_every_request_waits_for_the_prompts_of_the_other_rows() -> None:
+    """Eight rows, prompts of 1,000 tokens at 0.36 ms: while one is answered eight prompts are read, one its own."""
+    alone, eight = (case(context=1000, batch=batch).request(1000, 96, batch) for batch in (1, 8))
+    assert alone["prefill_ms"] == pytest.approx(360, rel=1e-3) and eight["prefill_ms"] == pytest.approx(
+        8 * 360, rel=1e-3
+    )
+    assert eight["draft_prefill_ms"] == pytest.approx(8 * alone["draft_prefill_ms"])
+
+
+def test_a_cell_in_a_batch_counts_the_time_that_rows_stood_still() -> None:
+    base = [
+        make_row([(0, 0, 1)] * 9, k=0, batch=4, prefill_ms=20.0, stall_ms=60.0, request_id=str(i)) for i in range(3)
+    ]
+    mine = [replace(row, k=2, draft="d", arm=arm_name("d", 2), draft_prefill_ms=5.0, stall_ms=70.0) for row in base]
+    assert mean_request(mine, base) == {"prefill_ms": 80.0, "draft_prefill_ms": 15.0, "new_tok": 10}
+    alone = [replace(row, batch=1, stall_ms=0.0) for row in mine]
+    assert mean_request(alone, []) == {"prefill_ms": 20.0, "draft_prefill_ms": 5.0, "new_tok": 10}
 
 
 def test_every_scheme_predicts_its_held_out_cells_within_the_bar() -> None:

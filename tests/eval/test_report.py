@@ -141,6 +141,16 @@ def test_prompts_that_are_not_measured_are_told(tmp_path: Path) -> None:
         assert "12 held-out prompts of math (long)." in text.replace("\\", "")
 
 
+def test_what_ifs_tell_the_request_that_they_are_about(tmp_path: Path) -> None:
+    report = build_report(make_run(num=6, ks=(2,)), make_plan(), PROVENANCE, settings())
+    write_report(tmp_path, report)
+    asked = report["model"]["what_if"][0]
+    assert (asked["what"], asked["context"], asked["new_tok"]) == ("as it is", 300, 82)
+    told = "one request of 300 prompt and 82 answer tokens at batch 1"
+    for text in ((tmp_path / "report.md").read_text(), Page((tmp_path / "report.html").read_text()).text):
+        assert told in text.lower()
+
+
 @pytest.mark.parametrize("least", [5, 50])
 def test_an_evaluation_that_stood_still_is_told_on_top(tmp_path: Path, least: int) -> None:
     paused = settings(paused={"num": 2, "min": 12.4}, min_requests=least)

@@ -190,6 +190,22 @@ def test_every_deciding_rule_is_listed_with_its_figure() -> None:
     assert gains == sorted(gains, reverse=True)
 
 
+def test_a_request_that_is_mostly_prefill_is_diagnosed() -> None:
+    """100 ms of decoding behind 300 ms of prompt: no draft can give more than 1.33x, and the rule names the prompt."""
+    rows = [replace(row, prefill_ms=300.0, ttft_ms=300.0) for row in make_run(num=8)]
+    _, verdict = judge(rows, make_plan(), domain="mixed")
+    told = reason(verdict, "prefill's share")
+    cells = build_cells(measured(rows), make_plan(), Settings(bootstrap=200, domain="mixed"))
+    cell = next(c for c in cells if c["arm"] == verdict["arm"] and c["domain"] == "all")
+    decoding = cell["costs"]["T_ms"] * (cell["request"]["new_tok"] - 1)
+    assert (told is None) == (decoding >= 300)
+    long = [replace(row, prefill_ms=9000.0, ttft_ms=9000.0) for row in rows]
+    _, verdict = judge(long, make_plan(), domain="mixed")
+    told = reason(verdict, "prefill's share")
+    assert told is not None and told["figure"] == pytest.approx(9000 / (9000 + decoding), rel=0.02)
+    assert told["predicted_gain"] > 0.1 and "keep the keys" in told["remedies"][0]["remedy"]
+
+
 def in_domains(**gains: float) -> list[RequestRow]:
     """Rows of a draft "A" with a steady speedup in each domain, and of a look-up that gives 1.2x in all of them."""
     return [
