@@ -31,15 +31,21 @@ def measured_verify_ms(rows: Sequence[RequestRow], share: Mapping[str, float] | 
     return share["verify"] * sum(r.wall_ms for r in stats.bare(rows)) / num if share and num else None
 
 
-def mean_request(rows: Sequence[RequestRow], baseline: Sequence[RequestRow]) -> dict[str, float]:
+def mean_request(rows: Sequence[RequestRow], baseline: Sequence[RequestRow], steady: bool = False) -> dict[str, float]:
     """The cell's mean request, for the model: prefills in ms and answer length in tokens.
 
     In a batch the prefills of other rows' prompts stop this one's decoding and are counted with its own: no draft makes
     them shorter either.
+
+    Args:
+        rows, baseline: one run of each request.
+        steady: for tokens a second in place of one request's time: every row is taken again as soon as it is free, so
+            that as many prompts are read in a request's time as there are rows.
     """
-    if rows[0].batch == 1 or not baseline:
-        before, draft = fmean(r.prefill_ms for r in baseline or rows), fmean(r.draft_prefill_ms for r in rows)
-    else:
+    before, draft = fmean(r.prefill_ms for r in baseline or rows), fmean(r.draft_prefill_ms for r in rows)
+    if steady:
+        before, draft = before * rows[0].batch, draft * rows[0].batch
+    elif rows[0].batch > 1 and baseline:
         before = fmean(r.e2e_ms - r.wall_ms for r in baseline)
         draft = max(0.0, fmean(r.e2e_ms - r.wall_ms for r in rows) - before)
     return {

@@ -194,7 +194,8 @@ def _cell(
     contexts, lengths = [r.context_tok for r in each], [r.new_tok for r in each]
     planned = model.costs_for(plan, one.runner, round(fmean(contexts)), one.batch) if plan and one.k else None
     flow = throughput(rows, baseline, settings.bootstrap, settings.seed)
-    request = mean_request(each, [found[0] for found in stats.by_request(baseline).values()])
+    plain = [found[0] for found in stats.by_request(baseline).values()]
+    request, judged = mean_request(each, plain), mean_request(each, plain, batch_of(settings.objective) == one.batch)
     cell: Cell = {
         "draft": one.draft,
         "label": one.label or one.arm,
@@ -235,10 +236,10 @@ def _cell(
         "memory_bytes": memory_bytes(one, contexts, lengths, (plan or {}).get("memory")),
         "same_text_frac": fmean(p.same_text for p in pairs) if pairs and one.k and not one.simulated else None,
         "bandwidth_frac": planned.bandwidth_frac if planned else None,
-        "request": request,
+        "request": judged,
         "pairs": [asdict(p) for p in pairs] if one.k else [],
         **stats.timing(rows),
-        **limits(one, costs, request, speedup),
+        **limits(one, costs, judged, speedup),
         **prediction(one, planned, moved, accepted, request, speedup),
     }
     cell["waterfall"] = waterfall(cell, costs, rows)

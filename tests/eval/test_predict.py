@@ -87,6 +87,7 @@ def test_a_cell_in_a_batch_counts_the_time_that_rows_stood_still() -> None:
     ]
     mine = [replace(row, k=2, draft="d", arm=arm_name("d", 2), draft_prefill_ms=5.0, stall_ms=70.0) for row in base]
     assert mean_request(mine, base) == {"prefill_ms": 80.0, "draft_prefill_ms": 15.0, "new_tok": 10}
+    assert mean_request(mine, base, steady=True) == {"prefill_ms": 80.0, "draft_prefill_ms": 20.0, "new_tok": 10}
     alone = [replace(row, batch=1, stall_ms=0.0) for row in mine]
     assert mean_request(alone, []) == {"prefill_ms": 20.0, "draft_prefill_ms": 5.0, "new_tok": 10}
 
