@@ -161,8 +161,10 @@ def test_parts_on_two_processes_are_the_whole_on_one(case: str, answers: Path, t
     assert expected.keys() == found.keys()
     assert expected["state_dict"].keys() == found["state_dict"].keys()
     if not loose:
+        # AdamW divides a gradient by its own size: where that is next to nothing another order of sums (and of one
+        # processor's kernels) turns it by more than its rounding. A fiftieth of the way that a weight can have gone.
         for name, value in expected["state_dict"].items():
-            torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-3, atol=0.02 * STAGE.lr * STEPS)
     whole, saved = (torch.load(tmp_path / name / "exported.pt", weights_only=True) for name in ("one", "two"))
     assert saved["model"].keys() == whole["model"].keys()
     assert (saved["factors"] is None) == (case != "low_rank")
