@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from eval import facts as of
+from eval import remedies as to
 from eval.clocks import BAR_FRAC, enough_pairs_frac, surely_apart_frac
-from eval.facts import Facts, Gain, cheaper, half_of, more_accepted
+from eval.facts import Facts
+from eval.remedies import Gain, cheaper, half_of, more_accepted
 from eval.rivals import over_lookup
 
 Figure = Callable[[Facts], float | None]
@@ -64,13 +66,13 @@ def _at_load(facts: Facts) -> float | None:
     return facts.cell["bandwidth_frac"] if facts.cell["batch"] > 1 else None
 
 
-OFF = Remedy("switch speculation off at this load", of.off)
+OFF = Remedy("switch speculation off at this load", to.off)
 RULES: tuple[Rule, ...] = (
     # -- go or no-go --
     Rule("requests measured", lambda f: float(f.cell["num_requests"]), ">=", "needed",
          (Remedy("measure more: raise eval.num_requests"),), decides=True, unit=""),
     Rule("end-to-end speedup by the objective", lambda f: f.value, ">=", "min_speedup",
-         (Remedy("do not serve with this draft and k; the causes are named below", of.off),), decides=True, unit="x"),
+         (Remedy("do not serve with this draft and k; the causes are named below", to.off),), decides=True, unit="x"),
     Rule("low end of its 95% interval, against no speculation", lambda f: f.low, ">=", 1.0,
          (Remedy("not surely faster: measure more requests, or do not serve with it"),), decides=True, unit="x"),
     Rule("draft against prompt look-up", lambda f: over_lookup(f.lookup) if f.lookup else None, ">=", 1.0,
@@ -84,58 +86,58 @@ RULES: tuple[Rule, ...] = (
          (Remedy("look-up, which is free, is as good within the interval: measure more requests, or serve look-up"),),
          unit="x"),
     Rule("ceiling of a perfect, free draft", _cell("ceiling"), ">=", "min_speedup",
-         (Remedy("do not train for this load: verifying k + 1 tokens costs too much here whatever the draft", of.off),),
+         (Remedy("do not train for this load: verifying k + 1 tokens costs too much here whatever the draft", to.off),),
          unit="x", bar="verify"),
     Rule("speedup if every token were accepted at this draft's cost", of.perfect, ">=", "min_speedup",
          (Remedy("no acceptance can pay for this draft: one of half its time", cheaper(draft=0.5)),),
          unit="x", bar="draft"),
     Rule("prefill's share of a request without speculation", of.prompt_share, "<=", 0.50,
          (Remedy("a draft speeds up decoding alone: keep the keys of shared prompts (for no prefill at all)",
-                 of.no_prefill),
+                 to.no_prefill),
           OFF)),
     Rule("acceptance above break-even", of.margin, ">=", 0.0,
          (Remedy("retrain on this traffic (for 0.10 more acceptance)", more_accepted(0.1)),
-          Remedy("do not use it here", of.off)), unit=""),
+          Remedy("do not use it here", to.off)), unit=""),
     Rule("acceptance of the first proposed token", of.first, ">=", 0.40,
          (Remedy("retrain on this domain's traffic (for 0.10 more acceptance)", more_accepted(0.1)),
-          Remedy("do not use it here", of.off)), unit=""),
+          Remedy("do not use it here", to.off)), unit=""),
     Rule("draft share of time", _share("draft"), "<=", 0.25,
          (Remedy("half the layers", half_of("layers")),
           Remedy("half the head (shortlist)", half_of("head")),
           Remedy("half the draft time in any way", cheaper(draft=0.5)),
-          Remedy("a tree (if a second candidate takes a quarter of what the first misses)", of.as_tree)), bar="draft"),
+          Remedy("a tree (if a second candidate takes a quarter of what the first misses)", to.as_tree)), bar="draft"),
     Rule("a draft token's time over a target token's", of.draft_step, "<=", 0.25,
          (Remedy("a fast target leaves little to hide drafting behind: half the draft time", cheaper(draft=0.5)),
-          Remedy("a shrinking window: the adaptive policy (at most; the best measured k of each request)", of.own_k)),
+          Remedy("a shrinking window: the adaptive policy (at most; the best measured k of each request)", to.own_k)),
          bar="draft"),
     Rule("launch-bound index of the draft", of.launch_bound, "<=", 0.50,
-         (Remedy("capture the draft's steps as a CUDA graph", of.captured),), bar="draft"),
+         (Remedy("capture the draft's steps as a CUDA graph", to.captured),), bar="draft"),
     Rule("prefix KV share of time", _share("prefix_kv"), "<=", 0.20,
-         (Remedy("a smaller k, or none", of.smaller_k), OFF), bar="verify"),
+         (Remedy("a smaller k, or none", to.smaller_k), OFF), bar="verify"),
     Rule("prefix KV share, longest context less shortest", of.prefix_rise, "<=", 0.10,
-         (Remedy("a smaller k, or none", of.smaller_k), OFF), bar="verify"),
+         (Remedy("a smaller k, or none", to.smaller_k), OFF), bar="verify"),
     # A window leaves the target's passes as they are: it is for what the draft's own steps read.
     Rule("share of time in which the draft reads its own prefix KV", of.draft_prefix, "<=", 0.10,
-         (Remedy("window the draft's cache", of.windowed),), bar="draft"),
+         (Remedy("window the draft's cache", to.windowed),), bar="draft"),
     Rule("sampling share of time", _share("sampling"), "<=", 0.10,
          (Remedy("sample on the device in one kernel (for half of it)", cheaper(sampling=0.5)),), bar="sampling"),
     Rule("host share of time", _share("host"), "<=", 0.10,
-         (Remedy(f"batch requests ({of.SHARING_ROWS} rows share one host gap)", cheaper(host=1 / of.SHARING_ROWS)),
+         (Remedy(f"batch requests ({to.SHARING_ROWS} rows share one host gap)", cheaper(host=1 / to.SHARING_ROWS)),
           Remedy("capture the whole cycle (for no host gap)", cheaper(host=0.0))), bar="host"),
     Rule("share of time wasted on rejected tokens", _share("waste"), "<=", 0.25,
-         (Remedy("the best fixed k, or none", of.best_k),
-          Remedy("the adaptive policy (at most; the best measured k of each request)", of.own_k))),
+         (Remedy("the best fixed k, or none", to.best_k),
+          Remedy("the adaptive policy (at most; the best measured k of each request)", to.own_k))),
     Rule("bandwidth use at a batch above 1", _at_load, "<=", 0.95, (OFF,), bar="verify"),
     Rule("acceptance lost from the training domain to the worst", of.domain_gap, "<=", 0.15,
-         (Remedy("a draft for each domain (there, at the training domain's acceptance)", of.domain_gain),), unit=""),
+         (Remedy("a draft for each domain (there, at the training domain's acceptance)", to.domain_gain),), unit=""),
     Rule("speed lost in a domain by one choice for all", lambda f: f.domain_regret, "<=", 0.05,
-         (Remedy("choose for each domain: the table of domains names its best arm (there)", of.own_choice),)),
+         (Remedy("choose for each domain: the table of domains names its best arm (there)", to.own_choice),)),
     Rule("requests made slower", _cell("slower_frac"), "<=", 0.10,
-         (Remedy("the best fixed k, or none", of.best_k),
-          Remedy("off for such requests (at most; known afterwards)", of.off_where_slower))),
+         (Remedy("the best fixed k, or none", to.best_k),
+          Remedy("off for such requests (at most; known afterwards)", to.off_where_slower))),
     Rule("p95 end-to-end time, baseline over speculation", of.tail, ">=", 1.0,
          (Remedy("the slowest requests get slower: judge by latency@p95"),
-          Remedy("off for such requests (at most; known afterwards)", of.off_where_slower)), unit="x"),
+          Remedy("off for such requests (at most; known afterwards)", to.off_where_slower)), unit="x"),
     # -- how far the figures can be trusted --
     Rule("same text as the baseline (greedy, low precision)", of.nearly_exact, ">=", 1.0,
          (Remedy("ties in low precision or a bug: repeat in float32, where texts must be equal"),)),
