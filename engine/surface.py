@@ -1,8 +1,10 @@
 """Measured costs at several loads -> costs at any context and batch. Pure arithmetic, no torch.
 
-A verify pass over w = B*(k+1) tokens takes u(w) + c2*sum(ctx): u is the measured table, read between its points;
-beyond them it goes on along the table's least-squares slope. What is left (draft, sampling, host) is a line in the rows
-and in the tokens that they hold. A load beyond the measured ones is an extrapolation and is called so.
+A verify pass over w = B*(k+1) tokens takes u(w) + c2(B)*sum(ctx): u is the measured table, read between its points;
+beyond them it goes on along the table's least-squares slope. c2 is measured at each batch, since reading several rows
+at once hides some of the time: 4.0 us a token at batch 1 and 2.2 at 16 on two cores. What is left (draft, sampling,
+host) is a line in the rows and in the tokens that they hold. A load beyond the measured ones is an extrapolation and is
+called so.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Surface:
         draft, device: of the costs that it was fitted to.
         widths: (tokens of a pass, ms at an empty cache), rising.
         slope_ms: ms for a token more in the pass, beyond the table.
-        kv_ms: c2, ms for a token in the cache, summed over the rows.
+        kv: c2: (batch, ms for a token in the cache), rising by batch.
         rest: what a baseline step takes beside its pass.
         t, d0, sampling, host: of a cycle.
         contexts, batches, max_k: what was measured.
@@ -52,7 +54,7 @@ class Surface:
     device: str
     widths: tuple[tuple[float, float], ...]
     slope_ms: float
-    kv_ms: float
+    kv: tuple[tuple[int, float], ...]
     rest: Line
     t: Line
     d0: Line
@@ -74,7 +76,11 @@ class Surface:
             at = max(0.5 * ys[0], ys[0] - self.slope_ms * (xs[0] - width))
         else:
             at = np.interp(width, xs, ys)
-        return float(at) + self.kv_ms * batch * context
+        return float(at) + self.kv_ms(batch) * batch * context
+
+    def kv_ms(self, batch: int) -> float:
+        """c2 at a batch, read between the measured ones; beyond them the nearest."""
+        return read_table(self.kv, batch)
 
     def measured(self, context: float, batch: int = 1, k: int = 0) -> bool:
         """Whether this load lies among the measured ones (a fifth of leeway in context)."""
@@ -116,7 +122,7 @@ class Surface:
             batch=batch,
             device=self.device,
             draft=self.draft,
-            prefix_kv_ms={"fit": self.kv_ms * batch * context},
+            prefix_kv_ms={"fit": self.kv_ms(batch) * batch * context},
         )
 
 
@@ -127,8 +133,8 @@ def fit_surface(points: Sequence[Costs]) -> Surface:
         points: measured costs, at least one; `context` is what the cache held on average.
 
     Returns:
-        the surface. With one context c2 is the plan's own estimate, or 0; with one batch a row more costs a pass its
-        tokens and the rest nothing.
+        the surface. c2 of a batch with one context is that of the nearest batch with several; without any the plan's
+        own estimate, or 0. With one batch a row more costs a pass its tokens and the rest nothing.
 
     Raises:
         ValueError: no costs, or of several drafts.
@@ -141,9 +147,10 @@ def fit_surface(points: Sequence[Costs]) -> Surface:
         for k, v in (p.V_ms if 0 in p.V_ms else {0: p.T_ms, **p.V_ms}).items()
     ]
     kv = _context_ms(points, samples)
+    at = {p.batch: read_table(kv, p.batch) for p in points}
     by_width: dict[float, list[float]] = {}
     for k, batch, held, v in samples:
-        by_width.setdefault(batch * (k + 1.0), []).append(max(1e-9, v - kv * held))
+        by_width.setdefault(batch * (k + 1.0), []).append(max(1e-9, v - at[batch] * held))
     widths = tuple((w, fmean(by_width[w])) for w in sorted(by_width))
     slope = float(np.polyfit([w for w, _ in widths], [v for _, v in widths], 1)[0]) if len(widths) > 1 else 0.0
     rest = [p.T_ms - p.V_ms.get(0, p.T_ms) for p in points]
@@ -165,8 +172,31 @@ def fit_surface(points: Sequence[Costs]) -> Surface:
     )
 
 
-def _context_ms(points: Sequence[Costs], samples: Sequence[tuple[int, int, float, float]]) -> float:
-    """c2: what one more token in the cache adds to a pass of equal width."""
+def read_table(table: Sequence[Sequence[float]], at: float) -> float:
+    """A table of (x, y), x rising, read between its points; beyond them the nearest."""
+    xs, ys = np.array(table, float).T
+    return float(np.interp(at, xs, ys))
+
+
+def _context_ms(
+    points: Sequence[Costs], samples: Sequence[tuple[int, int, float, float]]
+) -> tuple[tuple[int, float], ...]:
+    """c2 by batch, or one for all where no batch has contexts that lie apart."""
+    found = {b: _slope([s for s in samples if s[1] == b]) for b in sorted({p.batch for p in points})}
+    if table := tuple((batch, slope) for batch, slope in found.items() if slope is not None):
+        return table
+    if (slope := _slope(samples)) is not None:
+        return ((1, slope),)
+    known = [
+        p.prefix_kv_ms["fit"] / (p.batch * p.context)
+        for p in points
+        if p.prefix_kv_ms and "fit" in p.prefix_kv_ms and p.context
+    ]
+    return ((1, max(0.0, median(known)) if known else 0.0),)
+
+
+def _slope(samples: Sequence[tuple[int, int, float, float]]) -> float | None:
+    """What one more token in the cache adds to a pass of equal width; None where their contexts lie too close."""
     held: dict[float, list[tuple[float, float]]] = {}
     for k, batch, tokens, v in samples:
         held.setdefault(batch * (k + 1.0), []).append((tokens, v))
@@ -178,14 +208,7 @@ def _context_ms(points: Sequence[Costs], samples: Sequence[tuple[int, int, float
         middle, mean = fmean(sums), fmean(v for _, v in pairs)
         over += sum((n - middle) * (v - mean) for n, v in pairs)
         under += sum((n - middle) ** 2 for n in sums)
-    if under:
-        return max(0.0, over / under)
-    known = [
-        p.prefix_kv_ms["fit"] / (p.batch * p.context)
-        for p in points
-        if p.prefix_kv_ms and "fit" in p.prefix_kv_ms and p.context
-    ]
-    return max(0.0, median(known)) if known else 0.0
+    return max(0.0, over / under) if under else None
 
 
 def _line(points: Sequence[Costs], values: Sequence[float]) -> Line:

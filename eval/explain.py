@@ -67,7 +67,7 @@ def set_prefix_shares(cells: Sequence[Cell], fitted: Fitted, known: Sequence[Cos
         held = held_tok(c["context_tok"]["p50"], c["new_tok"]["p50"])
         near = [p.context for p in known if p.draft == c["draft"] and p.batch == c["batch"] and p.context]
         if not any(1 / APART_FRAC <= held / at <= APART_FRAC for at in near):
-            part = min(1.0, surface.kv_ms * c["batch"] * held / c["V_ms"])
+            part = min(1.0, surface.kv_ms(c["batch"]) * c["batch"] * held / c["V_ms"])
             c["share"]["prefix_kv"] = part * c["share"]["verify"]
 
 

@@ -33,7 +33,7 @@ def case(**change: object) -> Case:
 
 def test_rows_give_back_the_device() -> None:
     surface = fit_rows(exact()).surfaces["small"]
-    assert surface.kv_ms == pytest.approx(0.0012, rel=0.02)
+    assert surface.kv_ms(1) == pytest.approx(0.0012, rel=0.02)
     for context, batch in ((300, 1), (3000, 4), (6000, 2)):
         found, truth = surface.at(context, batch), device(context, batch)
         assert found.V_ms[4] == pytest.approx(truth.V_ms[4], rel=0.02)
