@@ -14,15 +14,20 @@ from typing import Any
 
 from distill.counts import head_dim, kv_heads
 from distill.devices import Device, DeviceTableError, find_device, read_devices
-from distill.estimate import answer_lines, draft_lines
-from distill.fields import sources
+from distill.estimate import answer_lines, draft_lines, gb
+from distill.fields import matches, sources
 from distill.known import BUNDLED, PRE_NORM, PRUNABLE, SUPPORTED, bundled_folder, text_settings
 from distill.published import published_config
 from distill.readers import TrafficError, is_hub_id
 from distill.recipe import Draft, Recipe, round_draft, rounds_of
-from distill.traffic import first_prompts
+from distill.traffic import Split, first_prompts, load_prompts
 
-ROWS = 20
+# Files up to this size are read whole, as a run reads them; of larger ones the first rows.
+WHOLE_BYTES, ROWS = 1 << 26, 1000
+
+GGUF_MAGIC = b"GGUF"
+# Training prompts are compared with the held-out ones, so these are looked at first.
+SPLITS: tuple[Split, ...] = ("heldout", "train")
 
 
 class CheckError(ValueError):
@@ -42,8 +47,8 @@ def look(recipe: Recipe, name: str) -> list[str]:
     Raises:
         CheckError: files that are missing or broken, a target or a draft shape that cannot be used.
     """
-    problems = [*_traffic(recipe)]
     lines: list[str] = []
+    problems = [*_traffic(recipe, lines)]
     device = _device(recipe, problems)
     target = find_config(recipe.target.model, "target.model", problems, lines)
     reference = _reference(recipe, problems)
@@ -69,7 +74,7 @@ def look(recipe: Recipe, name: str) -> list[str]:
     # A race goes on with one of its drafts, which is not known yet.
     if len(known) == len(spent) > 1 and recipe.draft.kind != "race":
         lines.append(
-            f"in all: about {sum(known):.0f} minutes before the evaluation, if every answer is as long as it may be"
+            f"in all: about {sum(known):.1f} minutes before the evaluation, if every answer is as long as it may be"
         )
     if problems:
         heading = "a reason" if len(problems) == 1 else f"{len(problems)} reasons"
@@ -85,15 +90,32 @@ def _drafts(recipe: Recipe) -> list[tuple[str, Recipe, Draft]]:
     return [(f"draft.rounds[{n}]", one, one.draft) for n, one in enumerate(rounds)] + [("draft", last, last.draft)]
 
 
-def _traffic(recipe: Recipe) -> Iterator[str]:
-    """One problem for each split of files whose first rows cannot be used; hub data sets are not opened."""
-    for split in ("train", "heldout"):
+def _traffic(recipe: Recipe, lines: list[str]) -> Iterator[str]:
+    """One problem for each split of files that cannot be used; `lines` gets what was not read."""
+    sizes: dict[Split, int] = {}
+    hubs: dict[Split, list[str]] = {}
+    for split in SPLITS:
         named = sources(getattr(recipe.traffic, split))
-        here = tuple(name for name in named if name == "bundled" or not is_hub_id(name))
-        local = recipe.traffic.model_copy(update={split: here or ("bundled",)})
+        hubs[split] = [name for name in named if name != "bundled" and is_hub_id(name)]
+        lines += [f"traffic.{split} {name}: a data set of the hub, which is not opened here" for name in hubs[split]]
+        files = [file for name in named if name not in ("bundled", *hubs[split]) for file in matches(name)]
+        sizes[split] = sum(file.stat().st_size for file in files if file.is_file())
+    # Training prompts are compared with all held-out ones, so they are read whole only if these can be.
+    readable = True
+    for split in SPLITS:
+        readable = readable and not hubs[split] and sizes[split] <= WHOLE_BYTES
         try:
-            first_prompts(local, "train" if split == "train" else "heldout", ROWS)
+            if readable:
+                load_prompts(recipe.traffic, split, recipe.seed, recipe.eval.domains)
+            else:
+                here = tuple(n for n in sources(getattr(recipe.traffic, split)) if n not in hubs[split])
+                first_prompts(recipe.traffic.model_copy(update={split: here or ("bundled",)}), split, ROWS)
+                if sizes[split]:
+                    lines.append(
+                        f"traffic.{split}: of {gb(sizes[split])} the first {ROWS:,} rows of each file were read"
+                    )
         except TrafficError as error:
+            readable = False
             yield f"traffic.{split}: {error}"
 
 
@@ -137,6 +159,11 @@ def find_config(name: str, key: str, problems: list[str], lines: list[str]) -> d
     if folder.suffix.lower() == ".gguf":
         if not folder.is_file():
             problems.append(f"{key} {name}: no such file")
+            return None
+        with folder.open("rb") as file:
+            if (start := file.read(len(GGUF_MAGIC))) != GGUF_MAGIC:
+                problems.append(f"{key} {name}: no GGUF file: it begins with {start!r} where one has {GGUF_MAGIC!r}")
+                return None
         lines.append(f"{key} {name}: a GGUF file, so its sizes are unknown before it is converted")
         return None
     if not folder.is_dir():

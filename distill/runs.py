@@ -198,9 +198,6 @@ def create_run(recipe: Recipe, provenance: Mapping[str, Any]) -> Run:
     Args:
         recipe: resolved recipe; the folder lies in `output_dir/name`.
         provenance: versions, commit, device, seeds.
-
-    Returns:
-        The run.
     """
     parent = Path(recipe.output_dir) / recipe.name
     parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +215,13 @@ def create_run(recipe: Recipe, provenance: Mapping[str, Any]) -> Run:
     return Run(folder)
 
 
+def check_run(folder: Path) -> None:
+    """Refuses (RunError) what is no run folder."""
+    if not (folder / "recipe.json").is_file():
+        what = "no recipe.json in it" if folder.is_dir() else "no such folder"
+        raise RunError(f"--resume {folder}: {what}; give that of a run, runs/<recipe>/<run id>")
+
+
 def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> Run:
     """Opens a run to go on with it.
 
@@ -232,9 +236,8 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
     Raises:
         RunError: not a run folder, or the recipes differ in a key that a resumed run must keep.
     """
+    check_run(folder)
     path = folder / "recipe.json"
-    if not path.is_file():
-        raise RunError(f"--resume {folder}: no recipe.json: not a run folder (runs/<recipe>/<run id>)")
     try:
         former, wanted = _flat(json.loads(path.read_text(encoding="utf-8"))), _flat(json.loads(dump(recipe)))
     except ValueError as error:

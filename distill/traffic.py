@@ -234,6 +234,9 @@ def _report(what: str, counts: Counter[str], taken: int, asked: int) -> None:
 def _require(found: bool, traffic: Traffic, split: Split, counts: Counter[str]) -> None:
     if found:
         return
+    if not counts["read"]:
+        named = ", ".join(sources(traffic.train if split == "train" else traffic.heldout))
+        raise TrafficError(f"{named}: no row that can be read; give a file with prompts")
     domains = sorted(name.removeprefix("domain ") for name in counts if name.startswith("domain "))
     raise TrafficError(
         f"traffic.{split}: no prompt left of {counts['read']} rows ({counts['other domain']} of another domain, "

@@ -17,7 +17,7 @@ from pathlib import Path
 from distill.launch import ALONE, Board, Place, as_torchrun, check_processes, find_place, own_run
 from distill.look import look
 from distill.recipe import Recipe, dump, load_recipe, recipe_hash
-from distill.runs import Interrupted, Run, Stop, create_run, reopen_run
+from distill.runs import Interrupted, Run, Stop, check_run, create_run, reopen_run
 from distill.schema_rounds import round_steps
 from distill.surroundings import RunLog, first_host, quiet, stay_offline, talk
 
@@ -47,12 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     place, sayer = ALONE, "error"
     try:
         place = find_place(os.environ)
+        if args.resume is not None:
+            check_run(args.resume)
         source = args.recipe or args.resume / "recipe.json"
         recipe = load_recipe(source, args.overrides)
         if args.check:
-            for text in look(recipe, str(source)) if place.rank == 0 else ():
-                sys.stderr.write(f"{text}\n")
+            lines = look(recipe, str(source)) if place.rank == 0 else []
             sys.stdout.write(dump(recipe) + "\n" if place.rank == 0 else "")
+            sys.stdout.flush()
+            sys.stderr.write("".join(f"{text}\n" for text in lines))  # last, where a person looks
             return 0
         check_processes(recipe.trainer, place)
         if place.rank:

@@ -246,9 +246,9 @@ def choose(scores: Sequence[Score], domain: str) -> tuple[int, float]:
 
 
 def table(scores: Sequence[Score]) -> str:
-    """The scores as lines of text."""
+    """The scores as lines of text; "/whole" is the same figure with every row of the draft's head."""
     ks = list(scores[0].cycles)
-    head = f"{'domain':<10}{'answers':>8}{'tok':>7}{'alpha':>8}{'whole':>8}{'overlap':>9}{'whole':>8}"
+    head = f"{'domain':<10}{'answers':>8}{'tok':>7}{'alpha':>8}{'/whole':>8}{'overlap':>9}{'/whole':>8}"
     lines = [head + "".join(f"{f'tau({k})':>8}" for k in ks) + f"{'speedup':>11}"]
     for score in scores:
         taus = "".join(f"{'n/a' if (tau := score.cycles[k].tau) is None else f'{tau:.2f}':>8}" for k in ks)

@@ -31,9 +31,6 @@ from eval.records import ALL, BASELINE, LOOKUP, RequestRow, is_chain, is_fixed
 from eval.speedup import OBJECTIVES, latency_speedup, pair
 from eval.throughput import equal_memory, memory_bytes, throughput
 
-# Below this many requests a 95th percentile is the largest value under another name.
-MIN_REQUESTS_P95 = 20
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -82,7 +79,7 @@ class Settings:
     @property
     def needed(self) -> int:
         """Requests below which the objective is not a number."""
-        return max(self.min_requests, MIN_REQUESTS_P95) if self.objective == "latency@p95" else self.min_requests
+        return max(self.min_requests, stats.MIN_REQUESTS_P95) if self.objective == "latency@p95" else self.min_requests
 
 
 def select(

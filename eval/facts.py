@@ -140,9 +140,9 @@ def draft_step(facts: Facts) -> float | None:
 
 
 def tail(facts: Facts) -> float | None:
-    """p95 end to end, baseline over the arm."""
-    ours, base = facts.cell["e2e_ms"], facts.baseline["e2e_ms"]
-    return base["p95"] / ours["p95"] if ours and base else None
+    """p95 end to end, baseline over the arm; None where there are too few requests for it."""
+    ours, base = ((cell["e2e_ms"] or {}).get("p95") for cell in (facts.cell, facts.baseline))
+    return base / ours if ours and base else None
 
 
 def exact(facts: Facts) -> float | None:

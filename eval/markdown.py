@@ -10,6 +10,7 @@ from eval import show
 from eval.definitions import DEFINITIONS
 from eval.matrix import TITLE, lost_words, matrix_table, setting_words
 from eval.notes import notes
+from eval.predict import NOTHING_HELD
 from eval.records import ALL
 from eval.views import (
     Report,
@@ -222,7 +223,7 @@ def _model(report: Report) -> list[str]:
             )
             for i, w in enumerate(asked)
         ]  # fmt: skip
-        head = ["if", "speedup", "change", "best k", "speedup there", "ceiling", "break-even alpha", ""]
+        head = ["if", "speedup", "change", "best k, predicted", "speedup there", "ceiling", "break-even alpha", ""]
         about = f"One request of {show.medians(asked[0])}, the medians of what was measured, by the cost model:"
         lines += ["## What if", "", about, "", *table(head, rows)]
         silent = [w for w in model["what_if"] if w["why_not"]]
@@ -239,6 +240,8 @@ def _model(report: Report) -> list[str]:
         ]  # fmt: skip
         head = ["held out", "cells", "mean abs. error", "worst", "meaning"]
         lines += ["## Prediction against measurement", "", *table(head, errors)]
+    else:
+        lines += ["## Prediction against measurement", "", f"n/a: {NOTHING_HELD}.", ""]
     if model["prefix_kv"]:
         three = [
             (

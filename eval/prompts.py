@@ -126,8 +126,7 @@ def choose_prompts(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions
         elif not long and len(choice.spare) < NUM_SPARE and prompt.domain in (recipe.traffic.domain, stage.domains[0]):
             choice.spare.append(taken)
     _say(choice)
-    if isinstance(stage.num_requests, dict):
-        _say_short(choice, stage, recipe)
+    _say_short(choice, stage, recipe)
     if not choice.cells:
         domains = ", ".join(stage.domains)
         if choice.not_asked:
@@ -164,8 +163,13 @@ def _say(choice: Choice) -> None:
 
 
 def _say_short(choice: Choice, stage: Eval, recipe: Recipe) -> None:
-    """Groups of which fewer are there than are asked for."""
+    """Groups, or where none is named domains, of which fewer are there than are asked for."""
     for domain in stage.domains:
+        if not isinstance(stage.num_requests, dict):
+            num = sum(choice.num(domain, group) for group, _, _ in GROUPS)
+            if num < stage.num_requests:
+                log.warning("%s: %d of %d prompts of eval.num_requests are there", domain, num, stage.num_requests)
+            continue
         for group, low, _ in GROUPS:
             asked, num = stage.num_of(group), choice.num(domain, group)
             if num < asked:

@@ -24,7 +24,7 @@ from eval.markdown import STATUS, render_markdown
 from eval.matrix import acceptance_matrix, lost_words, matrix_table
 from eval.notes import notes
 from eval.pauses import notice
-from eval.predict import error_of
+from eval.predict import NOTHING_HELD, error_of
 from eval.records import RequestRow, errors, measured
 from eval.schedule import schedules
 from eval.simulated import check, no_verdict, rates_of
@@ -202,6 +202,7 @@ def render_page(report: Report, figures: Sequence[Figure]) -> str:
         matrix_table=matrix_table(report),
         key_figures=key_figures(report),
         notes=notes(report),
+        nothing_held=NOTHING_HELD,
         cells=ordered_cells(report),
         figures=figures,
         definitions=DEFINITIONS,
@@ -239,7 +240,7 @@ def terminal_table(report: Report) -> Table:
             show.interval(c["low"], c["high"]) if c["k"] else "",
             show.speed(c["throughput_speedup"]) if c["k"] else "1.00x",
             show.equal_memory(c["equal_memory"]) if c["k"] else "1.00x",
-            show.ms(c["e2e_p95_ms"]),
+            show.ms((c["e2e_ms"] or {}).get("p95")),
             show.number(c["alpha"]),
             show.number(c["tau"]),
             "chosen" if c["arm"] == choice["arm"] else "",

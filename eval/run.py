@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--against", type=Path, metavar="REPORT", help="an earlier report.json to set beside")
     parser.add_argument("--gate", action="store_true", help="exit 1 when the verdict is no-go")
-    parser.add_argument("--check", action="store_true", help="check the recipe and the draft folders, measure nothing")
+    parser.add_argument("--check", action="store_true", help="check recipe, drafts and prompts, measure nothing")
     args = parser.parse_intermixed_args(argv)
     if args.resume is not None and (args.recipe or args.draft or args.out or args.check):
         parser.error(
@@ -88,13 +88,10 @@ def _work(args: argparse.Namespace) -> int:
         folders = args.draft or [Path(recipe.output_dir) / recipe.name / "latest" / "draft"]
         names = draft_names(folders)
         if args.check:
-            from distill.checkpoint import whole_draft
-            from distill.models import resolve
+            from eval.check import check
 
-            for path in names.values():
-                resolve(str(path))
-                whole_draft(path)
-            print(dump(recipe))  # noqa: T201 - the answer to --check
+            print(dump(recipe), flush=True)  # noqa: T201 - the answer to --check
+            check(recipe, args.recipe, names)
             return 0
         report, folder = evaluate(recipe, names, args.out, earlier)
     console.print(terminal_table(report), crop=False)  # a narrow log must not cut the verdict
@@ -128,9 +125,9 @@ def draft_names(folders: Sequence[Path]) -> dict[str, Path]:
     names: dict[str, Path] = {}
     for folder in folders:
         if not (folder / "config.json").is_file():
+            why = "it has no config.json" if folder.is_dir() else "there is no such folder"
             raise ValueError(
-                f"{folder} is no finished draft (it has no config.json); train one with "
-                "`python -m distill.train RECIPE`, or name another with --draft"
+                f"{folder} is no finished draft ({why}); train one with `python -m distill.train RECIPE`, or name another with --draft"
             )
         real = folder.resolve()
         if real in (p.resolve() for p in names.values()):

@@ -17,6 +17,9 @@ from engine.fit import fit_draft
 from eval.bootstrap import ratio_interval
 from eval.records import LOOKUP, PHASES, Cycle, RequestRow, counted
 
+# Below this many requests a 95th percentile is the largest value under another name.
+MIN_REQUESTS_P95 = 20
+
 
 def by_request(rows: Sequence[RequestRow]) -> dict[str, list[RequestRow]]:
     """Rows of each request, requests in order of first appearance."""
@@ -36,12 +39,12 @@ def phased(rows: Sequence[RequestRow]) -> list[RequestRow]:
     return [r for r in rows if r.clock == "phased"]
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """p50 and p95; None without values."""
+def percentiles(values: Sequence[float]) -> dict[str, float | None] | None:
+    """p50 and p95, which is None under MIN_REQUESTS_P95 values; None without values."""
     if not values:
         return None
     p50, p95 = np.percentile(values, [50, 95])
-    return {"p50": float(p50), "p95": float(p95)}
+    return {"p50": float(p50), "p95": float(p95) if len(values) >= MIN_REQUESTS_P95 else None}
 
 
 def counted_cycles(rows: Sequence[RequestRow]) -> tuple[dict[str, list[Cycle]], int]:
@@ -128,11 +131,11 @@ def token_ms(rows: Sequence[RequestRow]) -> float | None:
     return sum(r.wall_ms for r in bare(rows)) / tokens if tokens else None
 
 
-def timing(rows: Sequence[RequestRow]) -> dict[str, dict[str, float] | None]:
+def timing(rows: Sequence[RequestRow]) -> dict[str, dict[str, float | None] | None]:
     """TTFT, TPOT and end-to-end time at p50 and p95 over requests, each the geometric mean of its bare repeats."""
     found = by_request(bare(rows)).values()
 
-    def over(times: Sequence[Sequence[float]]) -> dict[str, float] | None:
+    def over(times: Sequence[Sequence[float]]) -> dict[str, float | None] | None:
         return percentiles([geometric_mean(repeats) for repeats in times if repeats and min(repeats) > 0])
 
     return {

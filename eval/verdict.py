@@ -14,6 +14,9 @@ from eval.records import ALL, LOOKUP, PHASES, SELF, arm_name, is_control
 from eval.rivals import over_lookup, paying_parts, pays
 from eval.rules import DOMAIN_GAP, RULES, apply
 
+# Of fewer requests a bootstrap over requests draws nearly the same few again and again: its interval is too narrow.
+FEW_REQUESTS = 10
+
 
 def judged_arm(choice: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arm that a verdict is about: the best trained draft's, without one the best control's; None without any."""
@@ -230,10 +233,14 @@ def notices(judged: Mapping[str, Any], choice: Mapping[str, Any], cells: Sequenc
     of = f" of {domain}" if domain not in (None, ALL) else ""
     said = [f"The verdict rests on {num} request{'s' * (num != 1)}{of}"
             + (f"; {rest} were measured in all domains together." if rest > num else ".")]  # fmt: skip
+    few = num < FEW_REQUESTS
+    if few:
+        said.append(f"An interval over so few requests says little of others: measure {FEW_REQUESTS} or more.")
     rival = choice["lookup"]
     if rival:
         ratio = f"the draft over it is {_over(rival)}"
-        verdict = "no difference was shown" if rival["level"] else "the difference is more than chance"
+        apart = "too few requests to tell it from chance" if few else "the difference is more than chance"
+        verdict = "no difference was shown" if rival["level"] else apart
         said.append(f"Prompt look-up, the free control, gives {rival['lookup_value']:.2f}x: {ratio}; {verdict}.")
         if choice["arm"] == rival["arm"] and over_lookup(rival) >= 1:
             said.append("The two are tied, and the rule for ties takes look-up: the ranking marks it as chosen.")

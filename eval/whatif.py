@@ -50,8 +50,8 @@ class Question:
 
     def words(self) -> str:
         """The change in words: "draft time x 0.5, acceptance 0.80"."""
-        said = [f"{name} time x {getattr(self, name):g}" for name in ("draft", "verify", "sampling", "host")
-                if getattr(self, name) != 1.0]  # fmt: skip
+        said = [f"{name} time x {getattr(self, name):g}" + (" (the baseline's too)" if name == "verify" else "")
+                for name in ("draft", "verify", "sampling", "host") if getattr(self, name) != 1.0]  # fmt: skip
         if self.alpha is not None:
             said.append("every token accepted" if self.alpha == 1 else f"acceptance {self.alpha:.2f}")
         said += [

@@ -71,6 +71,10 @@ def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) 
         (["target.model={folder}/moe"], "of type mixtral cannot be pruned"),
         (["target.model={folder}/half"], "num_attention_heads missing"),
         (["distill.reference={folder}"], "distill.reference {folder}: no config.json"),
+        (["target.model={folder}/none.gguf"], "none.gguf: no such file"),
+        (["target.model={folder}/model.gguf"], "model.gguf: no GGUF file: it begins with b'not '"),
+        (["traffic.train={folder}/late.jsonl"], "late.jsonl:3001: broken line"),
+        (["eval.domains=[law]"], "traffic.heldout: no prompt left"),
         (
             ["distill.teacher=topk", "draft.head={{kind: full}}", "distill.teacher_topk=513"],
             "distill.teacher_topk = 513: the target's head has 512 rows",
@@ -85,6 +89,8 @@ def test_what_would_fail_later_is_one_message_and_exit_2(
     (world / "broken.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     (world / "other.jsonl").write_text('{"text": "a"}\n')
     (world / "blank.jsonl").write_text("\n\n")
+    (world / "model.gguf").write_text("not a model")
+    (world / "late.jsonl").write_text('{"prompt": "a"}\n' * 3000 + "{\n")
     (world / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 50)[:20])
     whole = json.loads((world / "target" / "config.json").read_text())
     for name, config in (
@@ -100,6 +106,35 @@ def test_what_would_fail_later_is_one_message_and_exit_2(
     error = capsys.readouterr().err
     assert message.format(folder=world) in error
     assert "Traceback" not in error and error.count("error:") == 1
+
+
+def test_prompts_are_counted_as_a_run_counts_them(world: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        text = lines(world, "eval.domains=[code, law]", "traffic.num_train=500")
+    assert "no held-out prompt of domain law; there are code" in caplog.text
+    assert "500 prompts asked for, only 24 there" in caplog.text
+    assert "first" not in text
+
+
+def test_of_large_files_the_first_rows_are_read_and_that_is_said(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (world / "late.jsonl").write_text('{"prompt": "a"}\n' * 3000 + "{\n")
+    monkeypatch.setattr("distill.look.WHOLE_BYTES", 1000)
+    told = lines(world, f"traffic.train={world}/late.jsonl")
+    assert "traffic.train: of 0.05 MB the first 1,000 rows of each file were read" in told
+
+
+def test_a_check_of_a_run_that_is_not_there(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ([], [str(world / "recipe.yaml")]):
+        assert main([*given, "--check", "--resume", str(world / "nothere")]) == 2
+        error = capsys.readouterr().err
+        assert f"--resume {world}/nothere: no such folder" in error and "mistake" not in error
+
+
+def test_the_recipe_comes_before_the_estimates(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(world / "recipe.yaml"), "--check"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["name"] == "tiny" and "parameters stored" in said.err
+    assert "in all: about 0." in said.err
 
 
 def test_all_reasons_come_together(world: Path) -> None:

@@ -48,6 +48,13 @@ def test_prompts_that_do_not_fit_are_counted_and_named(
         choose_prompts(recipe, tok_a, 11)
 
 
+def test_a_domain_with_fewer_prompts_than_asked_is_said(
+    tmp_path: Path, tok_a: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    choose_prompts(recipe_of(tmp_path, {"code": [3, 4, 5], "math": [3] * 8}, "eval.num_requests=8"), tok_a)
+    assert "code: 3 of 8 prompts of eval.num_requests are there" in caplog.text and "math: 8 of" not in caplog.text
+
+
 @pytest.mark.parametrize("cut", ["true", "false"])
 @pytest.mark.parametrize("positions", [10, 4])
 def test_an_answer_as_long_as_the_positions_leaves_no_room(

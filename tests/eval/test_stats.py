@@ -114,11 +114,13 @@ def test_baseline_time_a_token() -> None:
 
 
 def test_timing_percentiles_over_requests() -> None:
-    rows = [plain(11, wall_ms=10.0 * i, prefill_ms=0.0, ttft_ms=float(i), request_id=str(i)) for i in range(1, 12)]
+    rows = [plain(11, wall_ms=10.0 * i, prefill_ms=0.0, ttft_ms=float(i), request_id=str(i)) for i in range(1, 22)]
     got = stats.timing(rows)
-    assert got["e2e_ms"] == {"p50": pytest.approx(60.0), "p95": pytest.approx(105.0)}
-    assert got["tpot_ms"] == {"p50": pytest.approx(6.0), "p95": pytest.approx(10.5)}
-    assert got["ttft_ms"] == {"p50": pytest.approx(6.0), "p95": pytest.approx(10.5)}
+    assert got["e2e_ms"] == {"p50": pytest.approx(110.0), "p95": pytest.approx(200.0)}
+    assert got["tpot_ms"] == {"p50": pytest.approx(11.0), "p95": pytest.approx(20.0)}
+    assert got["ttft_ms"] == {"p50": pytest.approx(11.0), "p95": pytest.approx(20.0)}
+    few = stats.timing(rows[: stats.MIN_REQUESTS_P95 - 1])
+    assert few["e2e_ms"] == {"p50": pytest.approx(100.0), "p95": None}
 
 
 def test_a_repeated_request_weighs_once() -> None:

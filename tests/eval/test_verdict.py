@@ -455,10 +455,19 @@ def test_a_tie_that_look_up_takes_is_said_beside_a_go() -> None:
 
 
 def test_a_draft_surely_ahead_of_look_up_says_so() -> None:
-    choice, verdict = judge(arms({"d": [2.0] * 8, "lookup": [1.2] * 8}), sizes={})
+    choice, verdict = judge(arms({"d": [2.0] * 10, "lookup": [1.2] * 10}), sizes={})
     assert not choice["lookup"]["level"] and "look-up" not in verdict["headline"]
     assert choice["lookup"]["value"] == pytest.approx(2.0 / 1.2)
     assert any("more than chance" in n for n in verdict["notices"])
+
+
+def test_of_few_requests_no_difference_is_more_than_chance() -> None:
+    _, verdict = judge(arms({"d": [2.0] * 9, "lookup": [1.2] * 9}), sizes={})
+    said = " ".join(verdict["notices"])
+    assert "measure 10 or more" in said and "too few requests to tell it from chance" in said
+    assert "more than chance" not in said
+    _, enough = judge(arms({"d": [2.0] * 10}), sizes={})
+    assert "10 or more" not in " ".join(enough["notices"])
 
 
 def test_the_verdict_names_the_requests_that_it_rests_on() -> None:
@@ -469,6 +478,7 @@ def test_the_verdict_names_the_requests_that_it_rests_on() -> None:
     )
     _, pooled = judge(make_run(num=8), make_plan(), domain="mixed")
     assert pooled["notices"][0] == "The verdict rests on 24 requests."
+    assert "10 or more" in verdict["notices"][1] and "10 or more" not in " ".join(pooled["notices"])
 
 
 def test_without_look_up_that_is_said() -> None:

@@ -83,7 +83,7 @@ WRONG: tuple[tuple[str, str, str], ...] = (
     ("distill.train", "{w}/recipe.yaml distill.lr=fast", "distill.lr"),
     ("distill.train", "{w}/recipe.yaml distill.reference={w}/none", "none"),
     ("distill.train", "--resume {w}/empty", "recipe.json"),
-    ("distill.train", "--resume {w}/none", "recipe.json"),
+    ("distill.train", "--resume {w}/none", "no such folder"),
     ("distill.train", "{w}/recipe.yaml target.model={w}/empty", "no config.json"),
     ("distill.train", "{w}/recipe.yaml traffic.train={w}/none.jsonl", "none.jsonl"),
     ("eval.plan", "none.yaml", "cannot be read"),
