@@ -144,11 +144,14 @@ def block(
             grad.addcmul_(q, pull - torch.linalg.vecdot(q, pull)[:, None], value=1 / s.temperature)
     weight = s.weights.get("cross_entropy", 0.0)
     if weight:
-        hard = temper(z, 1.0, shift)
-        value += weight * (hard.logsumexp(-1) - hard.gather(-1, best[:, None]).squeeze(-1))
+        hard, probs, lse = tempered_z, q, lse_z
+        if s.temperature != 1:
+            hard = temper(z, 1.0, shift)
+            probs, lse = hard.softmax(-1), hard.logsumexp(-1)
+        value += weight * (lse - hard.gather(-1, best[:, None]).squeeze(-1))
         if grad is not None:
             one_hot = torch.full_like(best[:, None], -weight, dtype=wide)
-            grad.add_(hard.softmax(-1), alpha=weight).scatter_add_(-1, best[:, None], one_hot)
+            grad.add_(probs, alpha=weight).scatter_add_(-1, best[:, None], one_hot)
     if grad is not None and s.softcaps[1] is not None:
         grad.mul_(1 - (z / s.softcaps[1]).square())
     return value, alpha, match, grad

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from distill import attention, ranks, sharded
 from distill.adapt import fold_head
+from distill.clip import clear, clip, touched_rows
 from distill.loss_topk import TopK
 from distill.loss_weights import num_selected, select
 from distill.losses import LossStats, check_losses
@@ -191,8 +192,10 @@ class DraftModule(pl.LightningModule):
         if not self.sharded:
             ranks.sum_gradients(self.parameters())
         ranks.total(sums)
-        limit = self.stage.grad_clip or math.inf
-        norm = float(sharded.whole(nn.utils.clip_grad_norm_(self.parameters(), limit)))
+        touched = (
+            {} if weight is self.table or ranks.several() else touched_rows(self.table, rows.ids, embedding, words)
+        )
+        norm = float(sharded.whole(clip(self.parameters(), self.stage.grad_clip or math.inf, touched)))
         total, alpha, match = sums.tolist()
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingDiverged(
@@ -200,7 +203,7 @@ class DraftModule(pl.LightningModule):
                 f"start again with a lower distill.lr (now {self.stage.lr:g}) or distill.grad_clip"
             )
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)  # a table's worth of fresh memory at every step takes longer
+        clear(self.parameters(), touched)
         self.taken = {"loss": total, "alpha": alpha / num_tok, "match": match / num_tok}
         self.taken |= {"lr": rate, "grad_norm": norm, "num_tok": num_tok}
         if "reference" in self._frozen:

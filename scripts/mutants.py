@@ -22,6 +22,7 @@ JOINT = ("tests/engine/test_speculate.py::test_samples_follow_the_target_joint_d
 TREE = ("tests/engine/test_accept_tree.py", "tests/engine/test_tree_cycle.py")
 MASK = ("tests/engine/test_attention.py",)
 LOSS = ("tests/distill/test_losses.py", "tests/distill/test_module.py")
+CLIP = ("tests/distill/test_clip.py",)
 PHASE = ("tests/eval/test_stats.py", "tests/eval/test_records.py")
 CLOCK = ("tests/trials/test_phases.py", "tests/engine/test_bench.py", "tests/eval/test_measure.py")
 VERDICT = ("tests/trials/test_thresholds.py", "tests/eval/test_verdict.py")
@@ -138,6 +139,13 @@ MUTANTS = (
            "keep_all = labels != IGNORE", "keep_all = labels == labels", LOSS),
     Mutant("no square of the temperature", "distill/loss_block.py",
            '"forward_kl": 2', '"forward_kl": 1', LOSS),
+    # -- clipping by the rows that have a gradient --
+    Mutant("clipping leaves the table", "distill/clip.py",
+           "part.mul_(factor)", "part", CLIP),
+    Mutant("the norm leaves the table out", "distill/clip.py",
+           "if p.grad is not None), *parts.values()])", "if p.grad is not None)])", CLIP),
+    Mutant("the embedding's rows are not cleared", "distill/clip.py",
+           "torch.cat([ids, words.ids]).unique()", "ids", CLIP),
     # -- the sums of phases --
     Mutant("a phase keeps its last span only", "engine/clock.py",
            "self._sum[name] = self._sum.get(name, 0.0) + (", "self._sum[name] = 0.0 + (", CLOCK),
