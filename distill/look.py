@@ -160,10 +160,15 @@ def find_config(name: str, key: str, problems: list[str], lines: list[str]) -> d
         if not folder.is_file():
             problems.append(f"{key} {name}: no such file")
             return None
-        with folder.open("rb") as file:
-            if (start := file.read(len(GGUF_MAGIC))) != GGUF_MAGIC:
-                problems.append(f"{key} {name}: no GGUF file: it begins with {start!r} where one has {GGUF_MAGIC!r}")
-                return None
+        try:
+            with folder.open("rb") as file:
+                start = file.read(len(GGUF_MAGIC))
+        except OSError as error:
+            problems.append(f"{key} {name}: cannot be read: {error.strerror}")
+            return None
+        if start != GGUF_MAGIC:
+            problems.append(f"{key} {name}: no GGUF file: it begins with {start!r} where one has {GGUF_MAGIC!r}")
+            return None
         lines.append(f"{key} {name}: a GGUF file, so its sizes are unknown before it is converted")
         return None
     if not folder.is_dir():

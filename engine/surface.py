@@ -133,8 +133,9 @@ def fit_surface(points: Sequence[Costs]) -> Surface:
         points: measured costs, at least one; `context` is what the cache held on average.
 
     Returns:
-        the surface. c2 of a batch with one context is that of the nearest batch with several; without any the plan's
-        own estimate, or 0. With one batch a row more costs a pass its tokens and the rest nothing.
+        the surface. c2 of a batch with one context is that of the nearest batch with several; without any that of
+        passes of equal width in several batches, else the plan's own estimate, or 0. With one batch a row more costs a
+        pass its tokens and the rest nothing.
 
     Raises:
         ValueError: no costs, or of several drafts.

@@ -13,8 +13,8 @@ from distill.readers import HUB_ID
 from eval import servers, show
 from eval.cells import Cell
 from eval.gate import arms_of, lookup_value, policy_by_batch, verdict_on
-from eval.markdown import safe, table
 from eval.records import ALL
+from eval.show import safe, table
 from eval.views import Report, domain_name, share_bars
 
 # A path in a command: its place on the machine says nothing to a reader.

@@ -6,19 +6,22 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from distill.checkpoint import whole_draft
+from distill.checkpoint import verify_draft, whole_draft
+from distill.known import BUNDLED, bundled_folder
 from distill.look import CheckError, find_config
-from distill.models import load_tokenizer, resolve
+from distill.models import load_config, load_tokenizer, resolve
 from distill.recipe import Recipe
 from eval.prompts import choose_prompts
+from eval.schedule import read_schedule
 
 log = logging.getLogger(__name__)
 
 
 def check(recipe: Recipe, source: str, drafts: Mapping[str, Path]) -> None:
-    """Checks the drafts' files and reads the held-out prompts; the log says how many there are of each kind.
+    """Checks files and reads the held-out prompts; the log says how many there are of each kind.
 
-    A draft shares the target's tokenizer, so prompts are counted with the first draft's and no target is fetched.
+    Nothing is fetched or converted. A target that is not here is looked at as `distill.train --check` does, and the
+    prompts are counted with the first draft's tokenizer, which is the target's.
 
     Args:
         recipe: the resolved recipe.
@@ -26,17 +29,30 @@ def check(recipe: Recipe, source: str, drafts: Mapping[str, Path]) -> None:
         drafts: folders by name.
 
     Raises:
-        ValueError: a draft, the target's folder or the held-out prompts can not be used.
+        ValueError: a draft, the target, the schedule or the held-out prompts can not be used.
     """
+    stage, name = recipe.eval, recipe.target.model
+    if stage.schedule is not None:
+        read_schedule(stage.schedule, list(drafts), max(stage.k))
     for path in drafts.values():
         resolve(str(path))
         whole_draft(path)
+    folder = bundled_folder(name) if name in BUNDLED else Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        whole = resolve(name)
+        config, tokenizer = load_config(whole, trust_remote_code=recipe.target.trust_remote_code), load_tokenizer(whole)
+        for path in drafts.values():
+            verify_draft(path, load_tokenizer(str(path)), tokenizer, config.vocab_size)
+        choose_prompts(recipe, tokenizer, getattr(config, "max_position_embeddings", None))
+        return
     problems: list[str] = []
     told: list[str] = []
-    target = find_config(recipe.target.model, "target.model", problems, told)
+    published = find_config(name, "target.model", problems, told)
     if problems:
         raise CheckError("\n".join([f"{source}: a reason not to start", *(f"  {text}" for text in problems)]))
     for text in told:
-        log.info("%s", text)
-    tokenizer = load_tokenizer(str(next(iter(drafts.values()))))
-    choose_prompts(recipe, tokenizer, (target or {}).get("max_position_embeddings"))
+        log.warning("%s", text)
+    positions = (published or {}).get("max_position_embeddings")
+    if positions is None:
+        log.warning("the target's positions are unknown: prompts that do not fit them are counted below all the same")
+    choose_prompts(recipe, load_tokenizer(str(next(iter(drafts.values())))), positions)

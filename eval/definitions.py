@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 DEFINITIONS: tuple[tuple[str, str], ...] = (
+    ("judged arm", "what the verdict is about: the best arm of a trained draft; the chosen arm may be a control's."),
     ("k", "tokens that the draft proposes in a cycle; k = 0 is the baseline, the same engine without a draft."),
     ("cycle", "propose, verify, accept: it accepts a of k tokens and emits a + 1, the last being the target's own."),
     ("alpha", "acceptance: accepted over proposed tokens, pooled. Cycles cut by the end of the answer are left out."),
@@ -15,15 +16,16 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("speedup", "baseline over speculation, end to end with both prefills, paired by request; gmean, p5, p50, p95."),
     ("interval", "95% percentile bootstrap over requests; of the p50 unless the objective is named."),
     ("slower", "share of requests that speculation made slower."),
-    ("ceiling", "speedup of a perfect draft that costs nothing, at the best measured k: 1 / (1 - s)."),
+    ("ceiling", "speedup of all requests together by a perfect, free draft: 1 / (1 - s), s the part it removes."),
     ("realised", "(speedup - 1) / (ceiling - 1), all requests together."),
-    ("predicted", "speedup by the cost model, with costs measured elsewhere and the acceptance measured here."),
+    ("predicted", "speedup of all requests together (total), by costs measured elsewhere and acceptance from here."),
     ("tallest bar", "the phase with the largest share of decode time."),
     ("what if", "one thing changed, by the cost model of all loads: its break-even and ceiling differ from a part's."),
     ("grid regret", "loss against the best arm of the whole grid, each pair on the requests that both answered."),
     ("level", "the 95% interval of a ratio holds 1, or of a loss 0: no difference was shown."),
     ("points", "of acceptance: hundredths of alpha; drafts are compared at one k, over the same requests."),
-    ("TTFT, TPOT, E2E", "time to first token; time a token after it; whole request. p50 and p95."),
+    ("TTFT, TPOT, E2E", "time to first token; decode time a token after it; whole request, its stall too. p50, p95."),
+    ("stall", "above batch 1: how long a row stood still while prompts of other rows were read."),
     ("throughput", "answer tokens a second: one request after another; above batch 1 while no row is empty."),
     ("equal memory", "throughput over a baseline that gets the draft's memory as rows; ≤: more rows than measured."),
     ("headroom", "1 / (1 - share): how much faster decoding would be if a part took no time."),
@@ -31,6 +33,9 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("schedule", "the best measured k in every domain, context group and batch; it can be run as a policy."),
     ("closure", "decode time that the phases do not explain; above 2% the shares are unreliable."),
     ("regret", "expected loss of the chosen arm against the best of the grid, over resampled requests."),
-    ("held out", "value of the best arm of each resample on requests it did not see: free of the winner's luck."),
+    (
+        "valued on the rest",
+        "value of the best arm of each resample on requests it did not see: free of the winner's luck.",
+    ),
     ("insufficient", "fewer requests than eval.min_requests: no figure is shown; under 20 requests no p95 (n/a)."),
 )

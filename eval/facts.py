@@ -56,12 +56,13 @@ class Facts:
         return (self.cell["share"] or {}).get(name)
 
     def predicted(
-        self, costs: Costs | None = None, accept: Sequence[float] | None = None, k: int | None = None
+        self, costs: Costs | None = None, accept: Sequence[float] | None = None, reading: float = 1.0
     ) -> float:
-        """Speedup of this cell's mean request, with some part of the model replaced."""
-        used, kept = costs or self.costs, accept or positions(self.cell)
+        """Speedup of this cell's mean request, with some part of the model replaced; `reading` scales draft prefill."""
+        used, kept, request = costs or self.costs, accept or positions(self.cell), self.cell["request"]
         assert used is not None
-        return model.predicted_speedup(used, self.cell["k"] if k is None else k, kept, **self.cell["request"])
+        request = {**request, "draft_prefill_ms": reading * request["draft_prefill_ms"]}
+        return model.predicted_speedup(used, self.cell["k"], kept, **request)
 
 
 def positions(cell: Cell) -> list[float]:
@@ -100,6 +101,15 @@ def prompt_share(facts: Facts) -> float | None:
         return None
     decoding = costs.T_ms * (request["new_tok"] - 1)
     return float(request["prefill_ms"] / (request["prefill_ms"] + decoding))
+
+
+def draft_prompt_share(facts: Facts) -> float | None:
+    """Part of a request's time with speculation in which the draft reads the prompt."""
+    request, spent = facts.cell["request"], facts.cell["decode_ms_per_tok"]
+    if facts.costs is None or not spent:
+        return None
+    whole = request["prefill_ms"] + request["draft_prefill_ms"] + spent * (request["new_tok"] - 1)
+    return float(request["draft_prefill_ms"] / whole)
 
 
 def trained(facts: Facts) -> Cell | None:

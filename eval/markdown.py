@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from eval import show
 from eval.definitions import DEFINITIONS
 from eval.matrix import TITLE, lost_words, matrix_table, setting_words
-from eval.notes import notes
+from eval.notes import notes, trust
 from eval.predict import NOTHING_HELD
 from eval.records import ALL
+from eval.show import safe, table
 from eval.views import (
     Report,
     arm_label,
     domain_name,
     flat,
     headroom,
+    judged_cell,
     key_figures,
     ladder,
     loads,
@@ -27,16 +28,6 @@ from eval.views import (
 )
 
 STATUS = {"go": "GO", "no-go": "NO-GO", "insufficient": "INSUFFICIENT", "simulated": "SIMULATED"}
-
-
-def safe(text: Any, limit: int = 120) -> str:
-    """Text from outside as one line that no Markdown reader interprets."""
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", show.plain(text, limit)).replace("&", "&amp;")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table; cells are already safe."""
-    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def render_markdown(report: Report) -> str:
@@ -55,7 +46,8 @@ def render_markdown(report: Report) -> str:
     name = target.get("name", "") if isinstance(target, dict) else target
     load = f"{report['counts']['requests']} requests measured"
     if verdict["arm"]:
-        load = f"verdict on {verdict['num_requests']} of {load}"
+        batch = (judged_cell(report) or {}).get("batch")
+        load = f"verdict on {verdict['num_requests']} of {load}" + (f", at batch {batch}" if batch else "")
     lines += [" · ".join(x for x in (safe(name), safe(show.plain(_words(report["device"]))), load) if x), ""]
     lines += (
         table(["figure", "value", ""], [(safe(a), safe(b), safe(c)) for a, b, c in key_figures(report)])
@@ -77,10 +69,16 @@ def render_markdown(report: Report) -> str:
     apart = [c for c in loads(report, verdict["arm"]) if c["latency_speedup"]]
     if len(apart) > 1:
         lines += ["## By load", "", *_domains(apart)]
+    if len(report["choice"]["by_load"]) > 1:
+        lines += ["## The fastest arm by load", "", *_fastest(report)]
     planned = schedule(report)
     if planned:
         rows_of = [[safe(x) for x in row] for row in planned]
-        lines += ["## k by domain and load", "", *table(rows_of[0], rows_of[1:])]
+        about = (
+            "The best k of the judged draft at each load, beside no other arm: speedup of that k, its 95% interval, "
+            "requests. Off: no k was faster than none. A context up to twice the longest measured counts to its group."
+        )
+        lines += ["## k by domain and load", "", about, "", *table(rows_of[0], rows_of[1:])]
     bars = share_bars(report)
     if bars:
         lines += ["## Where the time goes", "", *_shares(bars)]
@@ -90,6 +88,15 @@ def render_markdown(report: Report) -> str:
                 for r in rooms]  # fmt: skip
         head = ["of the judged arm", "ms a token", "share", "decoding would be faster without it by"]
         lines += table(head, rows)
+        lines += table(
+            [
+                "batch",
+                "not explained by the phases (bar 2%)",
+                "phase clock over bare (bar 2%)",
+                "spread of the baseline",
+            ],
+            [(str(t["batch"]), t["closure"], safe(t["clocks"]), t["noise"]) for t in trust(report)],
+        )
     if report["against"]:
         lines += ["## Before and after", "", safe(report["against"]["sentence"], 600), ""]
     lines += _model(report)
@@ -100,7 +107,7 @@ def render_markdown(report: Report) -> str:
             [(safe(e["error"], 200), str(e["num_rows"]), *(safe(t, 200) for t in struck(e))) for e in report["errors"]],
         )
     lines += ["## Words", "", *(f"- **{safe(term)}**: {safe(text, 300)}" for term, text in DEFINITIONS), ""]
-    lines += ["## Provenance", "", *(f"- {safe(key)}: {safe(value, 200)}" for key, value in flat(report["provenance"]))]
+    lines += ["## Provenance", "", *(f"- {safe(key)}: {safe(value, 600)}" for key, value in flat(report["provenance"]))]
     return "\n".join(lines) + "\n"
 
 
@@ -201,10 +208,30 @@ def _domains(cells: Sequence[dict[str, Any]]) -> list[str]:
                 show.speed(c["throughput_speedup"]), show.equal_memory(c["throughput_speedup_equal_memory"]),
                 show.number(c["throughput_tok_s"], 1), *_times(c),
                 show.number(c["alpha"]), show.number(c["tau"]), show.number(c["alpha_break_even"]),
-                show.speed(c["ceiling"]), show.speed(c["predicted_speedup"]),
+                show.speed(c["ceiling"]), show.speed(s["total"]), show.speed(c["predicted_speedup"]),
             )
         )  # fmt: skip
-    return table(["domain", *LOAD, *STORIES, "alpha", "tau", "break-even", "ceiling", "predicted"], rows)
+    return table(["domain", *LOAD, *STORIES, "alpha", "tau", "break-even", "ceiling", "total", "predicted"], rows)
+
+
+def _fastest(report: Report) -> list[str]:
+    """At each context group and batch the fastest arm for one request, and the one with most tokens a second."""
+
+    def best(found: dict[str, Any]) -> tuple[str, str]:
+        if found["value"] is None:
+            return show.NA, show.NA
+        return safe(arm_label(found)), show.speed(found["value"]) if found["k"] else "1.00x"
+
+    rows = [
+        (
+            "all contexts" if e["group"] == ALL else safe(e["group"]), show.number(e["context_tok"], 0),
+            str(e["batch"]), str(e["num_requests"]), *best(e["latency"]), show.speed(e["chosen_latency"]),
+            *best(e["throughput"]), show.speed(e["chosen_throughput"]),
+        )
+        for e in report["choice"]["by_load"]
+    ]  # fmt: skip
+    head = ["context", "prompt", "batch", "requests", "fastest request", "latency", "the chosen arm's"]
+    return table([*head, "most tokens", "throughput", "the chosen arm's"], rows)
 
 
 def _model(report: Report) -> list[str]:
@@ -224,7 +251,10 @@ def _model(report: Report) -> list[str]:
             for i, w in enumerate(asked)
         ]  # fmt: skip
         head = ["if", "speedup", "change", "best k, predicted", "speedup there", "ceiling", "break-even alpha", ""]
-        about = f"One request of {show.medians(asked[0])}, the medians of what was measured, by the cost model:"
+        about = (
+            f"One request of {show.medians(asked[0])}, the medians of what was measured, by the cost model; in a batch "
+            "one of steady work, in which each row that ends makes room for a prompt."
+        )
         lines += ["## What if", "", about, "", *table(head, rows)]
         silent = [w for w in model["what_if"] if w["why_not"]]
         if silent:
@@ -238,7 +268,7 @@ def _model(report: Report) -> list[str]:
             )
             for name, e in model["held_out"]["schemes"].items()
         ]  # fmt: skip
-        head = ["held out", "cells", "mean abs. error", "worst", "meaning"]
+        head = ["left out of the fit", "cells", "mean abs. error", "worst", "meaning"]
         lines += ["## Prediction against measurement", "", *table(head, errors)]
     else:
         lines += ["## Prediction against measurement", "", f"n/a: {NOTHING_HELD}.", ""]

@@ -1,4 +1,4 @@
-"""Sentences about the choice that the ranking alone does not say. Reads report.json's dict only."""
+"""What a reader must know beside the ranking: sentences about the choice, how far phases hold. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from eval import show
 from eval.records import ALL
-from eval.views import Report, arm_label
+from eval.views import Report, arm_label, judged_cell
 
 
 def notes(report: Report) -> list[str]:
@@ -48,10 +48,31 @@ def notes(report: Report) -> list[str]:
             f"The schedule was made of {scheduled['shared_requests']} of the requests that it is measured on here: its "
             "figure flatters it. Make it of others."
         )
+    if most := report["settings"].get("max_new_tok"):
+        said.append(f"Answers are of at most {most:,} tokens (eval.max_new_tok): longer ones gain more or lose more.")
     said += prompt_notes(report["settings"])
     if choice["left_out"]:
         said.append(f"Not compared, too few requests or dropped by the race: {', '.join(choice['left_out'])}.")
     return said
+
+
+def trust(report: Report) -> list[dict[str, Any]]:
+    """How far the phases of the judged arm can be trusted at each batch: closure, clocks, spread of the baseline."""
+    judged = judged_cell(report)
+    if judged is None:
+        return []
+    here = [c for c in report["cells"] if (c["domain"], c["group"]) == (judged["domain"], judged["group"])]
+    plain = {c["batch"]: c for c in here if not c["k"]}
+    return [
+        {
+            "batch": c["batch"],
+            "closure": show.percent(c["closure_frac"], 2),
+            "clocks": show.clocks(c["clocks"]),
+            "noise": show.percent(plain[c["batch"]]["noise_frac"], 1) if c["batch"] in plain else show.NA,
+        }
+        for c in sorted(here, key=lambda c: c["batch"])
+        if c["arm"] == judged["arm"] and c["status"] == "ok"
+    ]
 
 
 def prompt_notes(settings: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,9 @@ from eval.speedup import pair
 
 # Fewer pairs are a measurement of noise.
 MIN_PAIRS = 3
-NOTHING_HELD = f"no cell could be held out: there must be another to fit to, and {MIN_PAIRS} requests in each"
+NOTHING_HELD = (
+    f"of cells with a draft at a fixed k there must be two to fit and to predict, {MIN_PAIRS} requests in each"
+)
 ERROR_BAR_FRAC = 0.05
 Fold = Callable[[RequestRow], Any]
 

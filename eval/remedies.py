@@ -26,9 +26,9 @@ def changed(facts: Facts, **change: Any) -> float | None:
     return facts.predicted(**change) / facts.predicted() - 1
 
 
-def cheaper(**parts: float) -> Gain:
-    """Some parts of the cycle take a fraction of their time."""
-    return lambda f: changed(f, costs=model.scaled(f.costs, **parts)) if f.costs else None
+def cheaper(reading: float = 1.0, **parts: float) -> Gain:
+    """Some parts of the cycle, and the draft's reading of the prompt, take a fraction of their time."""
+    return lambda f: changed(f, costs=model.scaled(f.costs, **parts), reading=reading) if f.costs else None
 
 
 def more_accepted(step: float) -> Gain:
@@ -91,7 +91,8 @@ def half_of(part: str) -> Gain:
         if not size.get("read_params") or not size.get("head_rows") or not size.get("hidden_size"):
             return None
         head = min(1.0, size["head_rows"] * size["hidden_size"] / size["read_params"])
-        return cheaper(draft=1 - 0.5 * (head if part == "head" else 1 - head))(facts)
+        # Of a prompt only the last token goes through the head.
+        return (cheaper(draft=1 - 0.5 * head) if part == "head" else cheaper(0.5, draft=0.5 * (1 + head)))(facts)
 
     return gain
 

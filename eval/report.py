@@ -22,7 +22,7 @@ from eval.explain import explain
 from eval.figures import draw_all
 from eval.markdown import STATUS, render_markdown
 from eval.matrix import acceptance_matrix, lost_words, matrix_table
-from eval.notes import notes
+from eval.notes import notes, trust
 from eval.pauses import notice
 from eval.predict import NOTHING_HELD, error_of
 from eval.records import RequestRow, errors, measured
@@ -40,6 +40,7 @@ from eval.views import (
     key_figures,
     ladder,
     ordered_cells,
+    p95,
     schedule,
     shift,
     struck,
@@ -203,6 +204,7 @@ def render_page(report: Report, figures: Sequence[Figure]) -> str:
         key_figures=key_figures(report),
         notes=notes(report),
         nothing_held=NOTHING_HELD,
+        trust=trust(report),
         cells=ordered_cells(report),
         figures=figures,
         definitions=DEFINITIONS,
@@ -240,7 +242,7 @@ def terminal_table(report: Report) -> Table:
             show.interval(c["low"], c["high"]) if c["k"] else "",
             show.speed(c["throughput_speedup"]) if c["k"] else "1.00x",
             show.equal_memory(c["equal_memory"]) if c["k"] else "1.00x",
-            show.ms((c["e2e_ms"] or {}).get("p95")),
+            show.ms(p95(c)),
             show.number(c["alpha"]),
             show.number(c["tau"]),
             "chosen" if c["arm"] == choice["arm"] else "",

@@ -127,7 +127,8 @@ def draft_names(folders: Sequence[Path]) -> dict[str, Path]:
         if not (folder / "config.json").is_file():
             why = "it has no config.json" if folder.is_dir() else "there is no such folder"
             raise ValueError(
-                f"{folder} is no finished draft ({why}); train one with `python -m distill.train RECIPE`, or name another with --draft"
+                f"{folder} is no finished draft ({why}); train one with "
+                "`python -m distill.train RECIPE`, or name another with --draft"
             )
         real = folder.resolve()
         if real in (p.resolve() for p in names.values()):

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from eval import show
-from eval.markdown import safe, table
 from eval.notes import prompt_notes
+from eval.show import safe, table
 
 HEAD = (
     "load", "domain", "arm", "answered", "TTFT ms p50/p95", "TPOT ms p50/p95", "E2E ms p50/p95", "tok/s", "speedup",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 NA = "n/a"
@@ -100,3 +102,13 @@ def plain(text: Any, limit: int = 60) -> str:
     flat = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in str(text))
     flat = " ".join(flat.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def safe(text: Any, limit: int = 120) -> str:
+    """Text from outside as one line that no Markdown reader interprets."""
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", plain(text, limit)).replace("&", "&amp;")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; cells are already safe."""
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]

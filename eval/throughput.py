@@ -110,6 +110,8 @@ def equal_memory(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) ->
     # Of equal texts never fewer than its own; where texts differ a shorter answer must not seem to free memory.
     rows = max(float(cell["batch"]), (mine["total"] - base["weights"]) / base["kv_per_row"])
     points = sorted((c["batch"], c["throughput_tok_s"]) for c in same if c.get("throughput_tok_s"))
+    # Memory for more rows need not be used: what a smaller batch gives, a larger one has too.
+    points = [(batch, max(v for b, v in points if b <= batch)) for batch, _ in points]
     known = points and points[0][0] <= rows <= points[-1][0]
     base_speed = float(np.interp(rows, [b for b, _ in points], [v for _, v in points])) if known else None
     beyond = bool(points) and rows > points[-1][0]

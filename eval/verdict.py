@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distill.schema_eval import batch_of
 from engine.costs import Costs
 from engine.surface import Surface
 from eval.cells import Cell, Settings
@@ -14,8 +15,8 @@ from eval.records import ALL, LOOKUP, PHASES, SELF, arm_name, is_control
 from eval.rivals import over_lookup, paying_parts, pays
 from eval.rules import DOMAIN_GAP, RULES, apply
 
-# Of fewer requests a bootstrap over requests draws nearly the same few again and again: its interval is too narrow.
-FEW_REQUESTS = 10
+# Of fewer requests, or sets, a bootstrap draws nearly the same few again and again: its interval is too narrow.
+FEW = 10
 
 
 def judged_arm(choice: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -233,13 +234,18 @@ def notices(judged: Mapping[str, Any], choice: Mapping[str, Any], cells: Sequenc
     of = f" of {domain}" if domain not in (None, ALL) else ""
     said = [f"The verdict rests on {num} request{'s' * (num != 1)}{of}"
             + (f"; {rest} were measured in all domains together." if rest > num else ".")]  # fmt: skip
-    few = num < FEW_REQUESTS
+    # A throughput's interval is over sets; latencies' is over requests.
+    batch = batch_of(choice["objective"])
+    sets = max((len(c["sets"]) for c in cells if (c["arm"], c["batch"]) == (judged["arm"], batch)), default=0)
+    few, unit = (sets < FEW, "sets (eval.batch_sets)") if sets else (num < FEW, "requests")
     if few:
-        said.append(f"An interval over so few requests says little of others: measure {FEW_REQUESTS} or more.")
+        said.append(
+            f"An interval over so few {unit.split(' ')[0]} says little of others: measure {FEW} {unit} or more."
+        )
     rival = choice["lookup"]
     if rival:
         ratio = f"the draft over it is {_over(rival)}"
-        apart = "too few requests to tell it from chance" if few else "the difference is more than chance"
+        apart = f"too few {unit.split(' ')[0]} to tell it from chance" if few else "the difference is more than chance"
         verdict = "no difference was shown" if rival["level"] else apart
         said.append(f"Prompt look-up, the free control, gives {rival['lookup_value']:.2f}x: {ratio}; {verdict}.")
         if choice["arm"] == rival["arm"] and over_lookup(rival) >= 1:

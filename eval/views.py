@@ -129,7 +129,8 @@ def share_bars(report: Report) -> list[dict[str, Any]]:
 def schedule(report: Report) -> list[list[str]]:
     """The judged draft's k by load, as a table of text with its head first; empty where there is only one load.
 
-    A line is a domain and batch, a column a context group: k, the speedup of the best k, and how many requests say so.
+    A line is a domain and batch, a column a context group: k (off where no k is faster than none), the speedup of the
+    best k with its interval, and how many requests say so.
     """
     judged = judged_cell(report)
     entries = report["schedule"].get(judged["draft"], []) if judged else []
@@ -143,7 +144,10 @@ def schedule(report: Report) -> list[list[str]]:
     for domain, batch in dict.fromkeys((e["domain"], e["batch"]) for e in entries):
         here = {e["group"]: e for e in entries if (e["domain"], e["batch"]) == (domain, batch)}
         cells = [
-            f"{'k = ' + str(e['k']) if e['k'] else 'off'} ({show.speed(e['value'])}, {e['num_requests']})" if e else ""
+            f"{'k = ' + str(e['k']) if e['k'] else 'off'} ({show.speed(e['value'])}, "
+            f"{show.interval(e['low'], e['high'])}, {e['num_requests']})"
+            if e
+            else ""
             for e in (here.get(group) for group in groups)
         ]
         rows.append([domain or "any other, or mixed", str(batch), *cells])
@@ -222,7 +226,7 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
             f"{show.interval(entry['low'], entry['high'])}, {report['choice']['objective']}",
         ),
         (
-            "Decode time a token",
+            "Decode time a token, all requests",
             f"{show.ms(cell['decode_ms_per_tok'])} ms",
             f"baseline {show.ms(base['decode_ms_per_tok'])} ms",
         ),
@@ -231,7 +235,7 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
         ("Tokens a cycle, tau", show.number(cell["tau"]), f"at most {cell['k'] + 1}"),
         ("Acceptance, alpha", show.number(cell["alpha"]), _margin(cell)),
         ("Throughput speedup", show.speed(cell["throughput_speedup"]), _memory(cell)),
-        ("Ceiling here", show.speed(cell["ceiling"]), _realised(cell["realised_frac"])),
+        ("Ceiling, all requests", show.speed(cell["ceiling"]), _realised(cell["realised_frac"])),
     ]
     if "stored_params" in size:
         note = f"{show.compact(size.get('read_params'))} read a token"
@@ -241,16 +245,22 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
 
 def _request_time(entry: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[str, str, str]:
     """End-to-end time at p95, or at p50 where there are too few requests for a p95."""
-    ours, base = (c["e2e_ms"] or {} for c in (entry, plain))
-    which = "p95" if ours.get("p95") and base.get("p95") else "p50"
-    return f"{which} request time", f"{show.ms(ours.get(which))} ms", f"baseline {show.ms(base.get(which))} ms"
+    if p95(entry) and p95(plain):
+        return "p95 request time", f"{show.ms(p95(entry))} ms", f"baseline {show.ms(p95(plain))} ms"
+    ours, base = ((c["e2e_ms"] or {}).get("p50") for c in (entry, plain))
+    return "p50 request time", f"{show.ms(ours)} ms", f"baseline {show.ms(base)} ms"
+
+
+def p95(entry: Mapping[str, Any]) -> float | None:
+    """A ranked arm's p95 end-to-end time over the common requests; None where these are too few for one."""
+    return entry["e2e_p95_ms"] if (entry["e2e_ms"] or {}).get("p95") else None
 
 
 def _margin(cell: Mapping[str, Any]) -> str:
     """Break-even, and how far acceptance lies above it."""
     even, alpha = cell["alpha_break_even"], cell["alpha"]
     above = f", margin {alpha - even:+.2f}" if even is not None and alpha is not None else ""
-    return f"break-even {show.number(even)} at its own costs{above}"
+    return f"break-even {show.number(even)}, all requests{above}"
 
 
 def _memory(cell: Mapping[str, Any]) -> str:
@@ -270,7 +280,7 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
         return [pair for key, inner in value.items() for pair in flat(inner, f"{prefix}.{key}" if prefix else str(key))]
     if isinstance(value, list | tuple):
         return [(prefix, ", ".join("null" if v is None else show.plain(v, 200) for v in value))]
-    return [(prefix, "null" if value is None else show.plain(value, 200))]
+    return [(prefix, "null" if value is None else show.plain(value, 600))]  # a command may be long
 
 
 def struck(error: Mapping[str, Any]) -> tuple[str, str]:

@@ -17,7 +17,7 @@ class Question:
     """A change to one case; None leaves a thing as it is.
 
     Attributes:
-        draft, verify, sampling, host: factors on that part's time (0.5 halves it).
+        draft, verify, sampling, host: factors on that part's time (0.5 halves it); the draft's reading of prompts too.
         alpha: acceptance at every position.
         k: proposals a cycle.
         context, batch, new_tok: the load.
@@ -149,6 +149,7 @@ def ask(case: Case, question: Question) -> dict[str, Any]:
     accept: Sequence[float] = case.accept if question.alpha is None else (question.alpha,)
     costs = _changed(case.surface.at(held, batch, min(MAX_K, max(k, case.surface.max_k))), question)
     request = case.request(context, new_tok, batch)
+    request["draft_prefill_ms"] *= question.draft
     speedup = model.predicted_speedup(costs, k, accept, **request)
     best_k, best = model.best_k(costs, accept, **request)
     even = model.break_even_alpha(costs, k, **request)

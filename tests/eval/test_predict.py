@@ -158,7 +158,8 @@ def test_nothing_to_predict_is_no_figure() -> None:
 def test_halving_the_draft_gives_what_a_device_with_half_the_draft_gives() -> None:
     before, after = case(), ask(case(), Question(draft=0.5))
     half = fit_rows(exact(drafts={"small": 0.5})).surfaces["small"]
-    truth = ask(replace(before, surface=half), Question())
+    reads = tuple(part / 2 for part in before.draft_prefill)
+    truth = ask(replace(before, surface=half, draft_prefill=reads), Question())
     assert after["speedup"] == pytest.approx(truth["speedup"], rel=0.01)
     assert after["gain_frac"] > 0
 

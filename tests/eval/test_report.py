@@ -17,10 +17,9 @@ from rich.console import Console
 
 from eval.definitions import DEFINITIONS
 from eval.load_figures import verify_surface
-from eval.markdown import safe
 from eval.records import RequestRow, arm_name
 from eval.report import build_report, terminal_table, write_report
-from eval.show import compact, figure, gain, interval, ms, number, percent, plain, speed
+from eval.show import compact, figure, gain, interval, ms, number, percent, plain, safe, speed
 from tests.eval.grid import make_grid
 from tests.eval.rows import SMALL, make_plan, make_row, make_run
 
@@ -329,6 +328,23 @@ def test_how_numbers_are_shown() -> None:
     assert (compact(6_912_000), compact(950), compact(None)) == ("6.9M", "950", "n/a")
     assert (figure(1.5, "x"), figure(0.25, "%"), figure(5.0, ""), figure(0.153, "")) == ("1.50x", "25.0%", "5", "0.15")
     assert plain("a\n\x00b  c") == "a b c" and plain("x" * 99, 10) == "x" * 9 + "…"
+
+
+def test_markdown_says_what_each_load_needs_and_how_far_phases_hold(tmp_path: Path) -> None:
+    """Over several contexts and batches: the fastest arm at each, k with its interval, clocks at every batch."""
+    made = build_report(make_grid(num=6, ks=(1, 2)), None, PROVENANCE, settings(domain="mixed", max_new_tok=96))
+    write_report(tmp_path, made)
+    text, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
+    for batch in (1, 4, 16):
+        line = next(x for x in text.splitlines() if x.startswith(f"| {batch} | 0.00%"))
+        assert line.count("|") == 5 and re.search(r"\d (requests?|sets?): ", line)
+        assert f"At batch {batch}: not explained by the phases 0.00%" in page
+    fastest = text.split("## The fastest arm by load")[1].split("##")[0]
+    assert len(fastest.strip().splitlines()) == 2 + len(made["choice"]["by_load"])
+    assert re.search(r"\| code \| 1 \| k = \d \(\d\.\d\dx, \d\.\d\d to \d\.\d\d, 6\)", text)
+    assert "Answers are of at most 96 tokens" in text and "at batch 1" in text.splitlines()[4] + text.splitlines()[6]
+    for name in ("total", "predicted"):
+        assert f" {name} |" in text
 
 
 def test_loads_stand_from_short_to_long() -> None:

@@ -73,6 +73,10 @@ def test_equal_memory_reads_between_measured_batches_only() -> None:
     assert show.equal_memory(equal_memory(arm, [arm, *base])) == "1.20x (7.0 rows)"
     assert show.equal_memory(equal_memory(arm, [arm, base[0]])) == "≤ 1.50x (7.0 rows)"
     assert show.equal_memory(None) == "n/a"
+    # Nobody fills rows that make the baseline slower.
+    slow = [cell(0, 4, 60.0, 1400.0), cell(0, 8, 50.0, 1800.0)]
+    assert equal_memory(arm, [arm, *slow]) == {"rows": 7.0, "speedup": pytest.approx(90 / 60), "at_most": None}
+    assert equal_memory(cell(2, 8, 90.0, 2900.0), slow) == {"rows": 19.0, "speedup": None, "at_most": 90 / 60}
 
 
 def test_cells_carry_it_with_a_throughput_objective() -> None:

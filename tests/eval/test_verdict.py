@@ -206,6 +206,23 @@ def test_a_request_that_is_mostly_prefill_is_diagnosed() -> None:
     assert told["predicted_gain"] > 0.1 and "keep the keys" in told["remedies"][0]["remedy"]
 
 
+def test_a_draft_that_reads_long_prompts_for_long_is_diagnosed() -> None:
+    """Decoding is faster, and the draft's own prefill takes it away again: no phase of decoding shows that."""
+    rows = [replace(r, draft_prefill_ms=150.0 if r.k and r.draft != "lookup" else 0.0) for r in make_run(num=8)]
+    _, verdict = judge(rows, make_plan(), domain="mixed")
+    told = reason(verdict, "share of all request time in which the draft reads the prompts too")
+    assert told is not None and told["threshold"] == 0.05
+    cells = build_cells(measured(rows), make_plan(), Settings(bootstrap=200, domain="mixed"))
+    cell = next(c for c in cells if c["arm"] == verdict["arm"] and c["domain"] == "all")
+    whole = cell["request"]["prefill_ms"] + 150.0 + cell["decode_ms_per_tok"] * (cell["request"]["new_tok"] - 1)
+    assert told["figure"] == pytest.approx(150.0 / whole) and told["figure"] > 0.05
+    gain = told["remedies"][0]["predicted_gain"]
+    assert gain == pytest.approx(75.0 / (whole - 75.0), rel=0.15)
+    quick = [replace(r, draft_prefill_ms=1.0 if r.draft_prefill_ms else 0.0) for r in rows]
+    _, verdict = judge(quick, make_plan(), domain="mixed")
+    assert reason(verdict, "share of all request time in which the draft reads the prompts too") is None
+
+
 def in_domains(**gains: float) -> list[RequestRow]:
     """Rows of a draft "A" with a steady speedup in each domain, and of a look-up that gives 1.2x in all of them."""
     return [
@@ -464,10 +481,10 @@ def test_a_draft_surely_ahead_of_look_up_says_so() -> None:
 def test_of_few_requests_no_difference_is_more_than_chance() -> None:
     _, verdict = judge(arms({"d": [2.0] * 9, "lookup": [1.2] * 9}), sizes={})
     said = " ".join(verdict["notices"])
-    assert "measure 10 or more" in said and "too few requests to tell it from chance" in said
+    assert "measure 10 requests or more" in said and "too few requests to tell it from chance" in said
     assert "more than chance" not in said
     _, enough = judge(arms({"d": [2.0] * 10}), sizes={})
-    assert "10 or more" not in " ".join(enough["notices"])
+    assert "10 requests or more" not in " ".join(enough["notices"])
 
 
 def test_the_verdict_names_the_requests_that_it_rests_on() -> None:
@@ -478,7 +495,7 @@ def test_the_verdict_names_the_requests_that_it_rests_on() -> None:
     )
     _, pooled = judge(make_run(num=8), make_plan(), domain="mixed")
     assert pooled["notices"][0] == "The verdict rests on 24 requests."
-    assert "10 or more" in verdict["notices"][1] and "10 or more" not in " ".join(pooled["notices"])
+    assert "10 requests or more" in verdict["notices"][1] and "10 or more" not in " ".join(pooled["notices"])
 
 
 def test_without_look_up_that_is_said() -> None:

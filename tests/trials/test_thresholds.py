@@ -22,6 +22,7 @@ THRESHOLDS = {
     "share of time wasted on rejected tokens": ("<=", 0.25),
     "acceptance lost from the training domain to the worst": ("<=", 0.15),
     "requests made slower": ("<=", 0.10),
+    "share of all request time in which the draft reads the prompts too": ("<=", 0.05),
     "spread of repeated baselines": ("<=", 0.05),
     "phase closure error": ("<=", 0.02),
     "error of the predicted speedup": ("<=", 0.05),
