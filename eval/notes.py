@@ -18,7 +18,9 @@ def notes(report: Report) -> list[str]:
     chosen = "no speculation" if not choice["k"] else arm_label(choice)
     said = []
     if choice["domain"] not in (None, ALL):
-        said.append(f"Judged on {choice['domain']}, which the draft is for; the other domains show what a shift costs.")
+        others = {c["domain"] for c in report["cells"]} - {choice["domain"], ALL}
+        shift = "; the other domains show what a shift costs" if others else ""
+        said.append(f"Judged on {choice['domain']}, which the draft is for{shift}.")
     said += [f"Chosen: {chosen}, by {choice['rank_key']}. Ties: {choice['tie_rule']}."]
     if choice["held_out"] is not None:
         said.append(
