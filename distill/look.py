@@ -48,7 +48,10 @@ def look(recipe: Recipe, name: str) -> list[str]:
         CheckError: files that are missing or broken, a target or a draft shape that cannot be used.
     """
     lines: list[str] = []
-    problems = [*_traffic(recipe, lines)]
+    counted: dict[Split, int] = {}
+    problems = [*_traffic(recipe, lines, counted)]
+    if 0 < (there := counted.get("train", 0)) < recipe.traffic.num_train:  # times and sizes are of what will be answered
+        recipe = recipe.model_copy(update={"traffic": recipe.traffic.model_copy(update={"num_train": there})})
     device = _device(recipe, problems)
     target = find_config(recipe.target.model, "target.model", problems, lines)
     reference = _reference(recipe, problems)
@@ -90,8 +93,8 @@ def _drafts(recipe: Recipe) -> list[tuple[str, Recipe, Draft]]:
     return [(f"draft.rounds[{n}]", one, one.draft) for n, one in enumerate(rounds)] + [("draft", last, last.draft)]
 
 
-def _traffic(recipe: Recipe, lines: list[str]) -> Iterator[str]:
-    """One problem for each split of files that cannot be used; `lines` gets what was not read."""
+def _traffic(recipe: Recipe, lines: list[str], found: dict[Split, int]) -> Iterator[str]:
+    """One problem for each split of files that cannot be used; `lines` gets what was not read, `found` what was."""
     sizes: dict[Split, int] = {}
     hubs: dict[Split, list[str]] = {}
     for split in SPLITS:
@@ -106,7 +109,7 @@ def _traffic(recipe: Recipe, lines: list[str]) -> Iterator[str]:
         readable = readable and not hubs[split] and sizes[split] <= WHOLE_BYTES
         try:
             if readable:
-                load_prompts(recipe.traffic, split, recipe.seed, recipe.eval.domains)
+                found[split] = len(load_prompts(recipe.traffic, split, recipe.seed, recipe.eval.domains))
             else:
                 here = tuple(n for n in sources(getattr(recipe.traffic, split)) if n not in hubs[split])
                 first_prompts(recipe.traffic.model_copy(update={split: here or ("bundled",)}), split, ROWS)
@@ -116,7 +119,7 @@ def _traffic(recipe: Recipe, lines: list[str]) -> Iterator[str]:
                     )
         except TrafficError as error:
             readable = False
-            yield f"traffic.{split}: {error}"
+            yield f"traffic.{split}: {str(error).removeprefix(f'traffic.{split}: ')}"
 
 
 def _device(recipe: Recipe, problems: list[str]) -> Device | None:

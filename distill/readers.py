@@ -103,6 +103,8 @@ def _jsonl(file: Path, skip: bool, counts: Counter[str]) -> Iterator[Row]:
                     continue
                 yield Row(values, file.name, number, f"{file}:{number}")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        if isinstance(error, gzip.BadGzipFile) and not number:
+            raise TrafficError(f"{file}: no gzip file, though its name ends in .gz; rename or compress it") from error
         raise TrafficError(f"{file}: damaged gzip data after line {number}: {error}; fetch the file again") from error
     except OSError as error:
         raise TrafficError(f"{file}: cannot be read: {error.strerror or error}") from error

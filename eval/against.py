@@ -13,8 +13,15 @@ from eval.anatomy import PHASE_COLOURS
 from eval.canvas import BLUE, INK, Figure, make_figure
 from eval.entry import whole
 from eval.records import PHASES
-from eval.show import ms, percent, plain, speed
-from eval.views import Report, arm_label, judged_cell
+from eval.show import interval, ms, percent, plain, speed
+from eval.views import Report, arm_label, baseline_cell, judged_cell
+
+# Settings that two evaluations should share, and how far the baseline may differ between them.
+ALIKE = (
+    *("target", "target_sha256", "device", "num_threads", "dtype", "temperature", "objective"),
+    *("domain", "domains", "num_requests", "max_new_tok", "batches"),
+)
+MACHINE_FRAC = 0.05
 
 
 def before_after(old: Report, new: Report) -> dict[str, Any]:
@@ -41,8 +48,9 @@ def before_after(old: Report, new: Report) -> dict[str, Any]:
         f"The tallest bar was {before['tallest']} ({percent(before['share'][before['tallest']])} of "
         f"{ms(before['decode_ms_per_tok'])} ms a token) and is {after['tallest']} "
         f"({percent(after['share'][after['tallest']])} of {ms(after['decode_ms_per_tok'])} ms); {most} {fell} most, by "
-        f"{ms(abs(change[most]))} ms a token. The median speedup went from {speed(before['speedup'])} to "
-        f"{speed(after['speedup'])}." + ("" if same else " The loads differ: the bars can not be compared one to one.")
+        f"{ms(abs(change[most]))} ms a token. The median speedup went from {_spanned(before)} to {_spanned(after)}."
+        + ("" if same else " The loads differ: the bars can not be compared one to one.")
+        + _unlike(old, new, before, after)
     )
     return {
         "before": before,
@@ -52,6 +60,24 @@ def before_after(old: Report, new: Report) -> dict[str, Any]:
         "same_load": same,
         "sentence": sentence,
     }
+
+
+def _spanned(side: Mapping[str, Any]) -> str:
+    """A speedup with its interval: "1.31x (1.22 to 1.40)"."""
+    span = "" if side["low"] is None else f" ({interval(side['low'], side['high'])})"
+    return speed(side["speedup"]) + span
+
+
+def _unlike(old: Report, new: Report, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What else differs between two evaluations, so that it is not taken for the change that is looked at."""
+    was, now = old["settings"], new["settings"]
+    changed = [f"{key} {plain(was[key], 40)} -> {plain(now[key], 40)}"
+               for key in ALIKE if key in was and key in now and was[key] != now[key]]  # fmt: skip
+    said = f" Other settings: {', '.join(changed)}." if changed else ""
+    one, two = before["baseline_ms"], after["baseline_ms"]
+    if one and two and abs(two / one - 1) > MACHINE_FRAC:
+        said += f" Without speculation a token took {ms(one)} ms before and {ms(two)} after: machine or load differ."
+    return said
 
 
 def read_earlier(path: str | Path) -> dict[str, Any]:
@@ -90,7 +116,11 @@ def _side(report: Report, name: str) -> dict[str, Any]:
     return {
         "arm": cell["arm"],
         "label": arm_label(cell),
-        "speedup": cell["latency_speedup"]["p50"] if cell["latency_speedup"] else None,
+        **{
+            name: (cell["latency_speedup"] or {}).get(key)
+            for name, key in (("speedup", "p50"), ("low", "ci_low"), ("high", "ci_high"))
+        },
+        "baseline_ms": (baseline_cell(report) or {}).get("decode_ms_per_tok"),
         "decode_ms_per_tok": total,
         "context_tok": cell["context_tok"]["p50"],
         "batch": cell["batch"],

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from distill.checkpoint import verify_draft, whole_draft
+from distill.checkpoint import read_draft, verify_draft, whole_draft
 from distill.known import BUNDLED, bundled_folder
 from distill.look import CheckError, find_config
-from distill.models import load_config, load_tokenizer, resolve
+from distill.models import load_config, load_tokenizer, model_hash, resolve
 from distill.recipe import Recipe
+from eval.inventory import doubts
 from eval.prompts import choose_prompts
 from eval.schedule import read_schedule
 
@@ -34,15 +35,19 @@ def check(recipe: Recipe, source: str, drafts: Mapping[str, Path]) -> None:
     stage, name = recipe.eval, recipe.target.model
     if stage.schedule is not None:
         read_schedule(stage.schedule, list(drafts), max(stage.k))
-    for path in drafts.values():
+    metas = {}
+    for draft, path in drafts.items():
         resolve(str(path))
         whole_draft(path)
+        metas[draft] = read_draft(path).meta
     folder = bundled_folder(name) if name in BUNDLED else Path(name).expanduser()
     if (folder / "config.json").is_file():
         whole = resolve(name)
         config, tokenizer = load_config(whole, trust_remote_code=recipe.target.trust_remote_code), load_tokenizer(whole)
         for path in drafts.values():
             verify_draft(path, load_tokenizer(str(path)), tokenizer, config.vocab_size)
+        for text in (text for draft, meta in metas.items() for text in doubts(draft, meta, model_hash(whole))):
+            log.warning("%s", text)
         choose_prompts(recipe, tokenizer, getattr(config, "max_position_embeddings", None))
         return
     problems: list[str] = []
@@ -50,8 +55,11 @@ def check(recipe: Recipe, source: str, drafts: Mapping[str, Path]) -> None:
     published = find_config(name, "target.model", problems, told)
     if problems:
         raise CheckError("\n".join([f"{source}: a reason not to start", *(f"  {text}" for text in problems)]))
-    for text in told:
+    for text in (*told, *(text for draft, meta in metas.items() for text in doubts(draft, meta, None))):
         log.warning("%s", text)
+    for draft, path in drafts.items():
+        rows, theirs = load_config(str(path)).vocab_size, (published or {}).get("vocab_size")
+        log.warning("%s: its %d rows were not compared with the target's tokens (rows: %s)", draft, rows, theirs)
     positions = (published or {}).get("max_position_embeddings")
     if positions is None:
         log.warning("the target's positions are unknown: prompts that do not fit them are counted below all the same")

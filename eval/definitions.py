@@ -12,6 +12,10 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("alpha*", "break-even: the alpha at which speculation is as fast as the baseline, by the costs of those rows."),
     ("T, V, D, S, H", "milliseconds: a baseline token; and verify, draft, sampling and host gap of a cycle."),
     ("share", "a phase's part of decode time, from rows timed by phase; prefix KV lies inside verify."),
+    (
+        "prefix KV",
+        "time of a pass to read cached tokens: c2 a token by fit; by difference to none; KV bytes / bandwidth.",
+    ),
     ("waste", "time spent on drafting and verifying tokens that were then rejected; a cross-cut, not a phase."),
     ("speedup", "baseline over speculation, end to end with both prefills, paired by request; gmean, p5, p50, p95."),
     ("interval", "95% percentile bootstrap over requests; of the p50 unless the objective is named."),

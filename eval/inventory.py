@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -27,6 +27,25 @@ def memory_of(model: PreTrainedModel, stored: int) -> dict[str, int]:
         "weights": stored * model.dtype.itemsize,
         "kv_per_tok": kv_bytes_per_token(model.config, model.dtype),
     }
+
+
+def doubts(name: str, meta: Mapping[str, Any], target_sha256: str | None) -> Iterator[str]:
+    """What should be known of a draft before it is measured: nothing is recorded of it, or it is of another target.
+
+    Args:
+        name: of the draft.
+        meta: its draft.json; empty where there is none.
+        target_sha256: of the target; None where that is not here.
+    """
+    if not meta:
+        yield f"{name}: it has no draft.json: every row of its head is used, and what it was trained on is not known"
+        return
+    trained = (meta.get("target") or {}).get("sha256")
+    if trained and target_sha256 and trained != target_sha256:
+        yield (
+            f"{name}: distilled from another target ({(meta.get('target') or {}).get('name', 'unnamed')}, sha256 "
+            f"{trained[:12]}) than this one ({target_sha256[:12]}): it will accept less than a draft of this one"
+        )
 
 
 def about_draft(name: str, model: PreTrainedModel, draft: Draft, target: SizeCount, rows: int) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def render_markdown(report: Report) -> str:
             [(str(t["batch"]), t["closure"], safe(t["clocks"]), t["noise"]) for t in trust(report)],
         )
     if report["against"]:
-        lines += ["## Before and after", "", safe(report["against"]["sentence"], 600), ""]
+        lines += ["## Before and after", "", safe(report["against"]["sentence"], 1200), ""]
     lines += _model(report)
     if report["errors"]:
         lines += ["## Failed rows", ""]

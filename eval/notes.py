@@ -50,6 +50,7 @@ def notes(report: Report) -> list[str]:
             f"The schedule was made of {scheduled['shared_requests']} of the requests that it is measured on here: its "
             "figure flatters it. Make it of others."
         )
+    said += [text for draft in report["drafts"] for text in draft.get("doubts", ())]
     if most := report["settings"].get("max_new_tok"):
         said.append(f"Answers are of at most {most:,} tokens (eval.max_new_tok): longer ones gain more or lose more.")
     said += prompt_notes(report["settings"])

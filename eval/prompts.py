@@ -168,7 +168,10 @@ def _say_short(choice: Choice, stage: Eval, recipe: Recipe) -> None:
         if not isinstance(stage.num_requests, dict):
             num = sum(choice.num(domain, group) for group, _, _ in GROUPS)
             if num < stage.num_requests:
-                log.warning("%s: %d of %d prompts of eval.num_requests are there", domain, num, stage.num_requests)
+                few = f", fewer than eval.min_requests = {stage.min_requests}" if num < stage.min_requests else ""
+                log.warning(
+                    "%s: %d of %d prompts of eval.num_requests are there%s", domain, num, stage.num_requests, few
+                )
             continue
         for group, low, _ in GROUPS:
             asked, num = stage.num_of(group), choice.num(domain, group)

@@ -233,7 +233,7 @@ def terminal_table(report: Report) -> Table:
     title = Text(f"{STATUS[verdict['status']]}: {show.plain(verdict['headline'], 400)}", style="bold")
     table = Table(title=title, title_justify="left")
     table.add_column("arm", overflow="fold", min_width=18)
-    for name in ("speedup", "95% interval", "tok/s", "equal memory", "p95 ms", "alpha", "tau", ""):
+    for name in ("latency", "95% interval", "throughput", "equal memory", "p95 ms", "alpha", "tau", ""):
         table.add_column(name, justify="right")
     for c in choice["ranking"]:
         cells = (
@@ -252,6 +252,6 @@ def terminal_table(report: Report) -> Table:
     if load:
         table.caption = (
             f"batch {load['batch']}, prompts of {load['context_tok']:,.0f}, answers of {load['new_tok']:,.0f} tokens, "
-            f"{load['num_requests']} requests; tok/s over the baseline's, as it is and with as much memory"
+            f"{load['num_requests']} requests; all over the baseline's, throughput also with as much memory"
         )
     return table

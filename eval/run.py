@@ -125,7 +125,8 @@ def draft_names(folders: Sequence[Path]) -> dict[str, Path]:
     names: dict[str, Path] = {}
     for folder in folders:
         if not (folder / "config.json").is_file():
-            why = "it has no config.json" if folder.is_dir() else "there is no such folder"
+            missing = "it is a file" if folder.exists() else "there is no such folder"
+            why = "it has no config.json" if folder.is_dir() else missing
             raise ValueError(
                 f"{folder} is no finished draft ({why}); train one with "
                 "`python -m distill.train RECIPE`, or name another with --draft"

@@ -26,7 +26,7 @@ from engine.model import Runner
 from engine.warp import Warp
 from eval.arms import Arm
 from eval.decoders import EvalRequest, Load, RequestSet
-from eval.inventory import about_draft, memory_of
+from eval.inventory import about_draft, doubts, memory_of
 from eval.measure import Bench
 from eval.prefix import Prefixes
 from eval.prompts import Choice, Taken, choose_prompts
@@ -93,6 +93,7 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
         verify_draft(path, load_tokenizer(str(path)), tokenizer, rows)
     target = load_model(folder, dtype, device, code)
     traffic = requests_of(recipe, tokenizer, getattr(target.config, "max_position_embeddings", None))
+    sha = model_hash(folder)
     batch, capacity = max(stage.batches), capacity_of(stage, traffic.requests, target.config)
     runners, described = {}, []
     sizes = param_counts(target)
@@ -112,6 +113,9 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
                 factors=draft.factors,
             )
         about = about_draft(name, model, draft, sizes, rows)
+        about["doubts"] = list(doubts(name, draft.meta, sha))
+        for text in about["doubts"]:
+            log.warning("%s", text)
         memory[name] = memory_of(model, about["stored_params"])
         described.append(about)
     eos = eos_ids(target.config, target.generation_config, tokenizer)
@@ -122,7 +126,7 @@ def set_up(recipe: Recipe, drafts: dict[str, Path]) -> tuple[Bench, Traffic, dic
     ends = () if stage.simulate else eos
     load = Load(stage.max_new_tok, ends, stage.temperature, stage.top_p, stage.top_k, warps, recipe.seed)
     meta = {
-        "target_sha256": model_hash(folder),
+        "target_sha256": sha,
         "target_params": {"stored": sizes.stored, "read": sizes.read},
         "drafts": described,
         "device": device,

@@ -170,7 +170,7 @@ def _insufficient(pool: Sequence[Cell], baseline: Cell | None, settings: Setting
 def headline(go: bool, judged: Mapping[str, Any], choice: Mapping[str, Any], settings: Settings) -> str:
     """One sentence with the figure that decided and the number of requests that it rests on."""
     gained = {
-        "latency@p50": "the median request is {:.2f}x faster",
+        "latency@p50": "{:.2f}x faster at the median request",
         "latency@p95": "the p95 request time is {:.2f}x shorter",
     }.get(settings.objective, "{:.2f}x the " + rank_key(settings.objective).removesuffix(" over the baseline's"))
     if judged["value"] < 1:

@@ -35,7 +35,7 @@ def test_sizes_memory_disk_and_minutes_are_told(world: Path) -> None:
     text = lines(world)
     for words in ("M parameters stored", "optimizer", "logits", "of checkpoints", "minutes for 10 steps", "KV cache"):
         assert words in text, words
-    assert "at most 2000 x 12 tokens, 3.07 MB" in text  # 64 numbers of two bytes each
+    assert "at most 24 x 12 tokens, 0.04 MB" in text  # 64 numbers of two bytes each
 
 
 def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) -> None:
@@ -74,7 +74,9 @@ def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) 
         (["target.model={folder}/none.gguf"], "none.gguf: no such file"),
         (["target.model={folder}/model.gguf"], "model.gguf: no GGUF file: it begins with b'not '"),
         (["traffic.train={folder}/late.jsonl"], "late.jsonl:3001: broken line"),
-        (["eval.domains=[law]"], "traffic.heldout: no prompt left"),
+        (["eval.domains=[law]"], "Set eval.domains to one of these"),
+        (["traffic.train={folder}/same.jsonl"], "Give training prompts that are not held out"),
+        (["traffic.train={folder}/plain.jsonl.gz"], "plain.jsonl.gz: no gzip file, though its name ends in .gz"),
         (
             ["distill.teacher=topk", "draft.head={{kind: full}}", "distill.teacher_topk=513"],
             "distill.teacher_topk = 513: the target's head has 512 rows",
@@ -89,7 +91,9 @@ def test_what_would_fail_later_is_one_message_and_exit_2(
     (world / "broken.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     (world / "other.jsonl").write_text('{"text": "a"}\n')
     (world / "blank.jsonl").write_text("\n\n")
+    (world / "same.jsonl").write_text((world / "heldout.jsonl").read_text())
     (world / "model.gguf").write_text("not a model")
+    (world / "plain.jsonl.gz").write_text('{"prompt": "a"}\n')
     (world / "late.jsonl").write_text('{"prompt": "a"}\n' * 3000 + "{\n")
     (world / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 50)[:20])
     whole = json.loads((world / "target" / "config.json").read_text())
@@ -114,6 +118,10 @@ def test_prompts_are_counted_as_a_run_counts_them(world: Path, caplog: pytest.Lo
     assert "no held-out prompt of domain law; there are code" in caplog.text
     assert "500 prompts asked for, only 24 there" in caplog.text
     assert "first" not in text
+
+
+def test_sizes_and_times_are_of_the_prompts_that_are_there(world: Path) -> None:
+    assert "at most 24 x 12 tokens" in lines(world, "traffic.num_train=1000000")
 
 
 def test_of_large_files_the_first_rows_are_read_and_that_is_said(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +186,7 @@ def test_every_teacher_optimizer_and_process_is_counted(world: Path) -> None:
     plain = lines(world, "draft.head={kind: full}")
     assert "optimizer (adamw)" in plain and "the target's head" in plain and "on each of 1 process:" in plain
     topk = lines(world, "draft.head={kind: full}", "distill.teacher=topk", "distill.teacher_topk=16")
-    assert "at most 2000 x 12 tokens, 3.07 MB of hidden states on disk and 3.17 MB of the 16 likeliest tokens" in topk
+    assert "at most 24 x 12 tokens, 0.04 MB of hidden states on disk and 0.04 MB of the 16 likeliest tokens" in topk
     live = lines(world, "distill.teacher=live")
     assert "(a live teacher does not read them)" in live and "the target " in live
     assert "optimizer (muon)" in lines(world, "distill.optimizer=muon")

@@ -51,6 +51,23 @@ def test_other_loads_are_said() -> None:
     assert not found["same_load"] and "The loads differ" in found["sentence"]
 
 
+def test_other_settings_and_another_machine_are_said() -> None:
+    """A change of the machine or of the answers' length must not pass for that of the draft."""
+    old, new = report(1.0), report(1.0)
+    assert "Other settings" not in before_after(old, new)["sentence"]
+    assert "Without speculation" not in before_after(old, new)["sentence"]
+    old["settings"] |= {"max_new_tok": 24, "dtype": "float32"}
+    new["settings"] |= {"max_new_tok": 4, "dtype": "float32"}
+    for cell in new["cells"]:
+        if not cell["k"]:
+            cell["decode_ms_per_tok"] *= 1.2
+    said = before_after(old, new)["sentence"]
+    assert "Other settings: max_new_tok 24 -> 4." in said and "dtype" not in said
+    assert "Without speculation a token took" in said and "machine or load differ" in said
+    speed = old["verdict"]["arm"] and next(c for c in old["cells"] if c["arm"] == old["verdict"]["arm"])
+    assert f"({speed['latency_speedup']['ci_low']:.2f} to {speed['latency_speedup']['ci_high']:.2f})" in said
+
+
 def test_an_earlier_report_is_read_from_file_or_folder_and_checked(tmp_path: Path) -> None:
     write_report(tmp_path, report(2.0))
     assert read_earlier(tmp_path)["verdict"]["arm"] == read_earlier(tmp_path / "report.json")["verdict"]["arm"]

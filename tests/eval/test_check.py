@@ -69,3 +69,21 @@ def test_a_schedule_is_looked_at(world: Path, capsys: pytest.CaptureFixture[str]
 def test_a_target_that_is_not_here_is_not_fetched(world: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert run(world, "target.model=owner/name") == 0
     assert "not looked up here" in caplog.text and "positions are unknown" in caplog.text
+
+
+def test_a_draft_of_another_target_or_of_none_is_told(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, meta in (("other", {"target": {"sha256": "0" * 64, "name": "elsewhere"}, "traffic": {}}), ("plain", {})):
+        folder = write_draft(tmp_path / name, make_target(), make_tokenizer(), meta, dtype="float32", eos_ids=(1, 4))
+        if not meta:
+            (folder / "draft.json").unlink()
+    assert main([str(world / "recipe.yaml"), "--check", *(f"--draft={tmp_path / n}" for n in ("other", "plain"))]) == 0
+    assert "other: distilled from another target (elsewhere, sha256 000000000000)" in caplog.text
+    assert "plain: it has no draft.json" in caplog.text
+    assert run(world) == 0 and caplog.text.count("no draft.json") == 1
+
+
+def test_fewer_prompts_than_a_figure_needs_is_told(world: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert run(world, "eval.num_requests=9", "eval.min_requests=7") == 0
+    assert "6 of 9 prompts of eval.num_requests are there, fewer than eval.min_requests = 7" in caplog.text
