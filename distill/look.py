@@ -50,7 +50,7 @@ def look(recipe: Recipe, name: str) -> list[str]:
     lines: list[str] = []
     counted: dict[Split, int] = {}
     problems = [*_traffic(recipe, lines, counted)]
-    if 0 < (there := counted.get("train", 0)) < recipe.traffic.num_train:  # times and sizes are of what will be answered
+    if 0 < (there := counted.get("train", 0)) < recipe.traffic.num_train:  # sizes are of what will be answered
         recipe = recipe.model_copy(update={"traffic": recipe.traffic.model_copy(update={"num_train": there})})
     device = _device(recipe, problems)
     target = find_config(recipe.target.model, "target.model", problems, lines)

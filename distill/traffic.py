@@ -239,10 +239,10 @@ def _require(found: bool, traffic: Traffic, split: Split, counts: Counter[str]) 
         raise TrafficError(f"{named}: no row that can be read; give a file with prompts")
     domains = sorted(name.removeprefix("domain ") for name in counts if name.startswith("domain "))
     remedy = "Give other prompts"
-    if counts["other domain"]:
-        remedy = f"Set {'traffic.domain' if split == 'train' else 'eval.domains'} to one of these"
-    elif counts["also held out"]:
+    if counts["also held out"]:
         remedy = "Give training prompts that are not held out"
+    elif counts["other domain"]:
+        remedy = f"Set {'traffic.domain' if split == 'train' else 'eval.domains'} to one of these"
     raise TrafficError(
         f"traffic.{split}: no prompt left of {counts['read']} rows ({counts['other domain']} of another domain, "
         f"{counts['duplicate']} duplicates, {counts['also held out']} also held out, {counts['bad row']} bad); "
