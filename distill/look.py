@@ -107,6 +107,8 @@ def _traffic(recipe: Recipe, lines: list[str], found: dict[Split, int]) -> Itera
     readable = True
     for split in SPLITS:
         readable = readable and not hubs[split] and sizes[split] <= WHOLE_BYTES
+        if sources(getattr(recipe.traffic, split)) == ("bundled",):
+            continue  # whole as they are, and up to seconds of work
         try:
             if readable:
                 found[split] = len(load_prompts(recipe.traffic, split, recipe.seed, recipe.eval.domains))
