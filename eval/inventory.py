@@ -44,7 +44,7 @@ def doubts(name: str, meta: Mapping[str, Any], target_sha256: str | None) -> Ite
     if trained and target_sha256 and trained != target_sha256:
         yield (
             f"{name}: distilled from another target ({(meta.get('target') or {}).get('name', 'unnamed')}, sha256 "
-            f"{trained[:12]}) than this one ({target_sha256[:12]}): it will accept less than a draft of this one"
+            f"{trained[:12]}) than this one ({target_sha256[:12]}): it may accept less than a draft of this one"
         )
 
 
