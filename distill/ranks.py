@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 
 import torch
@@ -61,3 +62,14 @@ def largest(number: int, device: torch.device) -> int:
     value = torch.tensor(number, device=device)
     distributed.all_reduce(value, op=distributed.ReduceOp.MAX)
     return int(value)
+
+
+def part() -> None:
+    """Ends the communication, in a process that is about to end; its run must have dropped its models.
+
+    Gloo's threads still hold tensors for a moment after the last exchange; one that drops its tensor while the
+    interpreter shuts down aborts a process that has done all its work.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        gc.collect()  # what is held in a cycle (trainer and module) holds the group as well
+        distributed.destroy_process_group()

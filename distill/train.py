@@ -114,8 +114,10 @@ def _lead(recipe: Recipe, resume: Path | None, stop: Stop, place: Place, board: 
         code = 1
         try:
             from distill.flow import train  # torch and all else
+            from distill.ranks import part
 
             train(recipe, run, stop, tracker, place, board)
+            part()
             code = 0
         except Interrupted as interrupt:
             code = 128 + interrupt.signum
@@ -142,7 +144,7 @@ def _lead(recipe: Recipe, resume: Path | None, stop: Stop, place: Place, board: 
 def _join(recipe: Recipe, stop: Stop, place: Place, board: Board | None) -> int:
     """What every process but the first does: it trains with it and writes nothing."""
     from distill.flow import train
-    from distill.ranks import FirstFailed
+    from distill.ranks import FirstFailed, part
     from distill.track import NullTracker
 
     logging.getLogger().setLevel(logging.WARNING)
@@ -154,10 +156,10 @@ def _join(recipe: Recipe, stop: Stop, place: Place, board: Board | None) -> int:
         train(recipe, run, stop, NullTracker(), place)
     except (Interrupted, FirstFailed) as end:
         # All end alike, and the first says why. The launcher inside the first kills it when a child it started fails.
-        if place.by == "first":
-            return 0
-        return 128 + end.signum if isinstance(end, Interrupted) else 1
-    return 0
+        if place.by != "first":
+            code = 128 + end.signum if isinstance(end, Interrupted) else 1
+    part()
+    return code
 
 
 def _finished(recipe: Recipe, run: Run) -> bool:

@@ -80,7 +80,9 @@ class Forked:
 def work(environment: dict[str, str], arguments: list[str], said: Path) -> None:
     os.environ.update(environment, OMP_NUM_THREADS="1")
     os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
-    sys.exit(main(arguments))
+    code = main(arguments)
+    # Gloo's threads would abort the process if its exit overtook them, which is rare: so this, and not only the code.
+    sys.exit(99 if code == 0 and torch.distributed.is_initialized() else code)
 
 
 def srun(world: Path, folder: Path, *arguments: str) -> list[Forked]:
