@@ -30,10 +30,10 @@ import torch
 from ruamel.yaml import YAML
 from transformers import PreTrainedModel
 
-from distill.fit import fit
 from distill.models import load_model
 from distill.race import check_all
 from distill.recipe import Recipe, load_recipe, recipe_hash
+from distill.replay import fit_with_replay
 from distill.runs import Run, Stop
 from distill.shape import Target, find_target
 from distill.stages import prepare
@@ -156,11 +156,14 @@ def arm_recipe(args: argparse.Namespace, arm: Arm, seed: int) -> Recipe:
     """The recipe with an arm's keys; it validates once, after the last step.
 
     Raises:
-        ValueError: as `load_recipe`; or a teacher that arms do not have.
+        ValueError: as `load_recipe`; or a teacher or rounds that arms do not have.
     """
     recipe = load_recipe(args.recipe, [*args.overrides, *arm.set, f"seed={seed}"])
     if recipe.distill.teacher == "topk":
         raise AblateError(f"arm {arm.arm!r}: distill.teacher = topk reads files that an arm's answers do not have")
+    if recipe.draft.rounds or recipe.draft.kind == "race":
+        what = "draft.rounds" if recipe.draft.rounds else "draft.kind = race"
+        raise AblateError(f"arm {arm.arm!r}: {what}: an arm trains one draft, in one go; give its shape")
     end = recipe.distill.max_steps
     stage = recipe.distill.model_copy(update={"validate_every": end, "checkpoint_every": end})
     return recipe.model_copy(update={"distill": stage})
@@ -217,7 +220,10 @@ def run_arm(bench: Bench, arm: Arm, recipe: Recipe, key: str) -> dict[str, Any]:
     ready = prepare(recipe, run, bench.target, bench.model, dataset, bench.judged, bench.eos)
     shutil.copyfile(run.plan, plan)
     meter = Meter()
-    fit(recipe, run, ready.module, dataset, ready.validation, Stop(), meter)
+    started = time.monotonic()
+    rest = ready.validation, Stop(), meter, None, bench.target, bench.eos, "cpu"
+    fit_with_replay(recipe, run, ready.module, dataset, *rest)
+    seconds = time.monotonic() - started
     rows = [json.loads(line) for line in (run.folder / "train.jsonl").read_text().splitlines()]
     shutil.rmtree(run.folder)
     score = [row for row in rows if "val/speedup" in row][-1]  # a draft that existed before has one at its start too
@@ -232,6 +238,7 @@ def run_arm(bench: Bench, arm: Arm, recipe: Recipe, key: str) -> dict[str, Any]:
         "supervised_tok": sum(int(row["num_tok"]) for row in rows),
         "answers": len(dataset),
         "loss": rows[-1]["loss"],
+        "seconds": seconds,  # with what an on-policy arm answers in between
         "cpu_s_per_step": sorted(meter.cpu_s[1:] or meter.cpu_s)[len(meter.cpu_s[1:]) // 2],
         "stored_frac": sizes.stored_frac,
         "read_frac": sizes.read_frac,
