@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distill.loss_block import CPU_BLOCK, capped, wide_dtype
+from distill.loss_block import block_rows, capped, wide_dtype
 from engine.warp import argmax
 
 
@@ -53,7 +53,7 @@ def summarise_target(
     best, lse = [], []
     for chunk in hidden.split(chunk_tok):
         logits = chunk.to(weight.dtype) @ weight.T
-        for y in logits.split(_block_rows(logits)):
+        for y in logits.split(block_rows(logits)):
             y = capped(y.to(wide_dtype(y.dtype)), softcap)
             best.append(argmax(y))
             lse.append((y / temperature).logsumexp(-1))
@@ -93,7 +93,7 @@ def acceptance(
         at = slice(start, start + chunk_tok)
         logits_z = hidden_draft[at].to(weight_draft.dtype) @ weight_draft.T
         logits_y = hidden_target[at].to(weight_target.dtype) @ weight_target.T
-        rows = _block_rows(logits_z)
+        rows = block_rows(logits_z)
         columns = (logits_y, logits_z, summary.lse[at], summary.best[at])
         for y, z, lse, best in zip(*(column.split(rows) for column in columns)):
             y = capped(y.to(wide_dtype(y.dtype)), softcaps[0])
@@ -133,17 +133,13 @@ def overlap_by_temperature(
         logits_z = hidden_draft[at].to(weight_draft.dtype) @ weight_draft.T
         logits_y = hidden_target[at].to(weight_target.dtype) @ weight_target.T
         columns = (logits_y, logits_z, summary.lse[at])
-        for y, z, lse in zip(*(column.split(_block_rows(logits_z)) for column in columns)):
+        for y, z, lse in zip(*(column.split(block_rows(logits_z)) for column in columns)):
             y = capped(y.to(wide_dtype(y.dtype)), softcaps[0])
             z = capped(z.to(wide_dtype(z.dtype)), softcaps[1])
             p = (y / temperature).sub_(lse[:, None]).exp_()
             for i, other in enumerate(draft_temperatures):
                 sums[i] += torch.minimum(p, (z / other).softmax(-1)).sum().double().cpu()
     return sums
-
-
-def _block_rows(logits: Tensor) -> int:
-    return logits.shape[0] or 1 if logits.is_cuda else max(1, CPU_BLOCK // logits.shape[1])
 
 
 def _cat(parts: list[Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -215,8 +215,15 @@ def _replay(recipe: Recipe, target: Config, device: Device | None, spent: list[f
     )
 
 
+# Keys of distill that leave a step as long as it is.
+UNTIMED = {"max_steps", "warmup_steps", "lr", "min_lr_frac", "betas", "weight_decay", "grad_clip", "num_validation"}
+UNTIMED |= {"validate_every", "checkpoint_every", "objective"}
+
+
 def own_pace(recipe: Recipe) -> tuple[float, Path] | None:
     """Median seconds of a step in the newest finished run of this name with the same training batch and draft."""
+    if recipe.draft.kind == "race":  # the run's steps are those of its winner
+        return None
     run = (Path(recipe.output_dir) / recipe.name / "latest").resolve()
     try:
         former = json.loads((run / "recipe.json").read_text())
@@ -224,13 +231,9 @@ def own_pace(recipe: Recipe) -> tuple[float, Path] | None:
     except (OSError, ValueError):
         return None
     mine = recipe.model_dump(mode="json")
-    for stage, keys in (
-        ("distill", ("tokens_per_step", "accumulate", "max_length", "teacher", "optimizer")),
-        ("trainer", None),
-        ("draft", None),
-    ):
+    for stage in ("distill", "trainer", "draft", "target"):
         one, other = (data.get(stage, {}) for data in (former, mine))
-        if any(one.get(key) != other.get(key) for key in (keys or other)):
+        if any(one.get(key) != other.get(key) for key in other.keys() - UNTIMED):
             return None
     spans = [row["step_ms"] for row in rows if "step_ms" in row]
     return (statistics.median(spans) / 1e3, run) if spans else None

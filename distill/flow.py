@@ -17,12 +17,12 @@ from distill.checkpoint import read_draft, verify_draft, write_draft
 from distill.curves import draw_curves
 from distill.launch import ALONE, Board, Place
 from distill.models import load_model, load_tokenizer
-from distill.race import Answers, check_all, run_race
+from distill.race import Answers, check_all, contenders, run_race
 from distill.recipe import Recipe
 from distill.replay import fit_with_replay, replay_facts
 from distill.rounds import round_facts, run_rounds
 from distill.runs import Run, Stop
-from distill.shape import describe, find_target
+from distill.shape import describe, draft_config, find_target
 from distill.shards import read_manifest
 from distill.stages import prepare, trained_on, write_answers
 from distill.surroundings import choose_device
@@ -65,8 +65,10 @@ def train(
 
     target = find_target(recipe)
     sizes = check_all(recipe, target)
-    if stage.teacher == "topk":
-        check_topk(stage.teacher_topk, target.config.vocab_size)
+    rows = target.config.vocab_size
+    if stage.teacher == "topk":  # a draft with fewer rows (padding) has none for the target's last ones
+        rows = min(rows, *(draft_config(one, target.config).vocab_size for one in contenders(recipe)))
+        check_topk(stage.teacher_topk, rows)
     if stage.reference is not None:
         read_draft(Path(stage.reference))  # before its tokenizer is looked for
         spoken = load_tokenizer(stage.reference)
@@ -77,7 +79,7 @@ def train(
     if first:
         write_answers(recipe, run, target, model, eos)
         if stage.teacher == "topk":
-            write_topk(run.responses, model.get_output_embeddings().weight, stage.teacher_topk, softcap)
+            write_topk(run.responses, model.get_output_embeddings().weight[:rows], stage.teacher_topk, softcap)
     dataset = ResponseDataset(run.responses, stage.max_length)
     held_out = ResponseDataset(run.validation, stage.max_length)
     manifest = read_manifest(run.responses)

@@ -18,7 +18,9 @@ from distill.schema_draft import Draft
 
 Config = Mapping[str, Any]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Chunks of logits alive at once in the loss, each in float32: both models' logits, probabilities and gradients.
+# Elements of one block of logits on a GPU, and blocks alive at once in the loss, each in float32: both models' logits,
+# probabilities and gradients. Six whole chunks of 1,024 positions at 152k rows would be 3.7 GB; blocks are 0.8.
+CUDA_BLOCK = 1 << 25
 LOGIT_COPIES = 6
 # Layers that fsdp holds whole at once: the one that runs, and the next, which comes meanwhile.
 GATHERED_LAYERS = 2
@@ -34,7 +36,7 @@ class Footprint:
         teacher: the target's head; with teacher: live the target beside it, of which fsdp leaves each device a part; a
             reference draft, whole.
         gathered: by fsdp, of the draft or the live target, whichever is more: they do not run at the same time.
-        activations, logits: of one micro-batch.
+        activations, logits: of one micro-batch; with the logits what the loss holds of the head's gradient.
         flops: products of a step.
         moved_bytes: read and written by the optimizer in a step.
         sent_bytes: that each device sends in a step.
@@ -97,6 +99,7 @@ def footprint(
     gathered = _gathered(config, 4) if sharded else 0
     sent = 2 * 4 * trained * (world - 1) / world * (1.5 if sharded else 1)  # a ring's sum: every element about twice
     tokens = stage.tokens_per_step
+    chunk = min(stage.chunk_tok, tokens) * used
     flops = 6 * body * tokens
     if draft.lora is not None:
         flops = 4 * body * tokens + 6 * trained * tokens  # frozen matrices have no gradient of their own
@@ -124,7 +127,8 @@ def footprint(
         teacher=teacher,
         gathered=gathered,
         activations=activation_bytes(config, mixed) * tokens,
-        logits=LOGIT_COPIES * 4 * min(stage.chunk_tok, tokens) * used,
+        # A chunk of both models' products, the block that is being worked on, the head's gradient and its scaled copy.
+        logits=2 * (2 if mixed else 4) * chunk + LOGIT_COPIES * 4 * min(chunk, CUDA_BLOCK) + 8 * used * inner,
         flops=flops * stage.accumulate,
         # Read weight, gradient, moments; write weight and moments.
         moved_bytes=(12 * trained + 2 * moments) / parts,

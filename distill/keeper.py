@@ -25,7 +25,7 @@ from distill.validation import Validation, choose, flat, table
 
 log = logging.getLogger(__name__)
 
-Matches = dict[str, list[tuple[int, int]]]
+Matches = dict[str, list[tuple[float, int]]]
 
 ESTIMATE_AFTER = 20  # steps; the first ones warm caches up
 LINE_EVERY_S = 10.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distill.footprint import CUDA_BLOCK
 from engine.warp import argmax
 
 TEMPERATURE_POWER = {
@@ -25,7 +26,7 @@ TEMPERATURE_POWER = {
 }
 VARIANCE_FLOOR = 1e-4  # of tv_pp's reward: its loss is at most 100 times tv
 # Elements of one float32 block of logits on a CPU: about a core's L2, so that the passes of softmax, gradient and
-# acceptance read it from there. Four times faster than passes over a whole chunk; on a GPU the chunk is the block.
+# acceptance read it from there. Four times faster than passes over a whole chunk.
 CPU_BLOCK = 1 << 19
 # Positions of a product are filled up to a multiple of this: a CPU compiles a product for every new shape and keeps a
 # thousand of them, 3 GB where every step has shapes of its own.
@@ -52,6 +53,11 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def block_rows(z: Tensor) -> int:
+    """Positions of a block of logits [c, R]."""
+    return max(1, (CUDA_BLOCK if z.is_cuda else CPU_BLOCK) // z.shape[1])
+
+
 def whole_rows(x: Tensor) -> Tensor:
     """[N, h] with rows of zeros behind it, up to a multiple of PRODUCT_ROWS."""
     return torch.nn.functional.pad(x, (0, 0, 0, -len(x) % PRODUCT_ROWS))
@@ -61,7 +67,7 @@ def chunk_losses(
     y: Tensor, z: Tensor, shift: Tensor | None, s: BlockSettings, backward: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values [c], alpha [c] and argmax match [c] of one chunk; `z` is overwritten by the gradient w.r.t. itself."""
-    rows = z.shape[0] if z.is_cuda else max(1, CPU_BLOCK // z.shape[1])
+    rows = block_rows(z)
     parts = []
     for start in range(0, z.shape[0], rows):
         z_block = z[start : start + rows]
@@ -163,7 +169,7 @@ def _forward_kl(p: Tensor, tempered_y: Tensor, tempered_z: Tensor, lse_y: Tensor
 
 def accumulate(total: Tensor, part: Tensor) -> None:
     """total += part, where a 16-bit part is widened block by block: a whole copy costs more than the sum."""
-    rows = total.shape[0] if total.is_cuda else max(1, CPU_BLOCK // total.shape[1])
+    rows = total.shape[0] if total.is_cuda else block_rows(total)
     for to, extra in zip(total.split(rows), part.split(rows)):
         to += extra
 

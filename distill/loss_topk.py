@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distill.loss_block import CPU_BLOCK, BlockSettings, block, capped, wide_dtype
+from distill.loss_block import BlockSettings, block, block_rows, capped, wide_dtype
 from engine.warp import argmax
 
 
@@ -70,7 +70,7 @@ def topk_losses(
     ids: Tensor, log_p: Tensor, z: Tensor, s: BlockSettings, backward: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values [c], alpha [c] over the categories and argmax match [c]; `z` [c, V] is overwritten by the gradient."""
-    rows = z.shape[0] if z.is_cuda else max(1, CPU_BLOCK // z.shape[1])
+    rows = block_rows(z)
     parts = []
     for at in (slice(start, start + rows) for start in range(0, z.shape[0], rows)):
         value, alpha, match, grad = _block(ids[at].long(), log_p[at], z[at], s, backward)

@@ -158,6 +158,8 @@ class DraftModule(pl.LightningModule):
         """One optimizer step. Raises TrainingDiverged where loss or gradient is not finite."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
+        # Of dropout: a function of step and process, so that a resumed run needs no state of any process.
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step + (ranks.place() << 40))
         rate = learning_rate(self.global_step, self.stage)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -260,16 +262,6 @@ class DraftModule(pl.LightningModule):
         tables = [self.draft.get_input_embeddings().weight, self.table]
         tables += [factor for factor in (self.left, self.right) if factor is not None]
         return make_optimizer(self.parameters(), tables, self.stage, learning_rate(0, self.stage))
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the state of the random generators (ours are functions of the step; a model's dropout would not be)."""
-        checkpoint["rng"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Puts the random generators back."""
-        torch.set_rng_state(checkpoint["rng"]["cpu"])
-        if len(checkpoint["rng"]["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(checkpoint["rng"]["cuda"])
 
     def validate(self, validation: Validation) -> list[Score]:
         """Scores the draft as it stands, in the precision it is trained in."""

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from distill.control import Judged, by_answer, mark, no_control
 from distill.files import read_object, write_json
 from distill.fit import fit
+from distill.module import TrainingDiverged
 from distill.recipe import Recipe
 from distill.runs import Run, RunError, Stop
 from distill.shape import ShapeError, Sizes, Target, blank_factors, check_draft, draft_config
@@ -102,9 +103,10 @@ def run_race(
         tracker: gets the table and the winner's curves.
 
     Returns:
-        The winner's recipe, and the table: one row a candidate, the best first.
+        The winner's recipe, and the table: one row a candidate whose training ended, the best first.
 
     Raises:
+        TrainingDiverged: every candidate's training did.
         Interrupted: a signal arrived; finished candidates and the checkpoint of the current one are kept.
     """
     steps, runners = recipe.draft.race_steps, contenders(recipe)
@@ -123,18 +125,27 @@ def run_race(
         ready = prepare(one, own, target, model, answers.training, answers.held_out, answers.eos)
         rest = stop, NullTracker(), own.newest_whole(), steps
         rows_of = trained_on(one.distill, answers.training)
-        best = fit(one, own, ready.module, rows_of, ready.validation, *rest)
+        try:
+            best = fit(one, own, ready.module, rows_of, ready.validation, *rest)
+        except TrainingDiverged as error:
+            log.warning("race: candidate %d is out, its training diverged: %s", number + 1, error)
+            rows.append({"candidate": number, "draft": name_of(one), "diverged": str(error)})
+            write_json(record, rows)
+            continue
         stop.check()
         write_json(own.folder / CYCLES, _cycles(one, ready.module.validate(ready.validation), int(best["val/best_k"])))
         rows.append({"candidate": number, **_row(one, own, sizes[number], best)})
         write_json(record, rows)
         del ready
-    ranked = sorted(rows, key=lambda row: (-row["speedup"], row["candidate"]))
+    out = [row for row in rows if "diverged" in row]
+    if len(out) == len(rows):
+        raise TrainingDiverged(f"every candidate of the race diverged, the last one so: {rows[-1]['diverged']}")
+    ranked = sorted((row for row in rows if row not in out), key=lambda row: (-row["speedup"], row["candidate"]))
     winner = ranked[0]["candidate"]
     log.info("race of %d steps, by predicted end-to-end speedup:\n%s", steps, table(ranked))
     for shown, text in mark(ranked, fracs, lambda number: _judged(runners[number], runs[number]), recipe.seed):
         (log.info if shown else log.warning)("race: %s", text)
-    write_json(record, sorted(ranked, key=lambda row: row["candidate"]))
+    write_json(record, sorted([*ranked, *out], key=lambda row: row["candidate"]))
     if not run.last.exists():
         tracker.table(steps, "race", COLUMNS, [[row[name] for name in COLUMNS] for row in ranked])
         _adopt(run, runs[winner], tracker)

@@ -50,7 +50,8 @@ class Score:
         overlap_whole: the same with every row.
         cycles: what drafting would have done, by k, with the rows in use.
         speedup: predicted end-to-end speedup by k.
-        matches: of each answer, in a fixed order: the positions that `alpha` counts, and all of them.
+        matches: of each answer, in a fixed order: positions that are accepted as it is served (of a sampled one the sum
+            of their chances), and all of them.
         accepted: of each answer, the chance of each token to be accepted with the rows in use, as it is served.
     """
 
@@ -63,7 +64,7 @@ class Score:
     overlap_whole: float
     cycles: dict[int, Cycles]
     speedup: dict[int, float]
-    matches: list[tuple[int, int]]
+    matches: list[tuple[float, int]]
     accepted: tuple[tuple[float, ...], ...] = ()
 
     @property
@@ -203,7 +204,7 @@ class Validation:
             overlap_whole=float(overlap_whole.mean()),
             cycles=cycles,
             speedup={k: self._speedup(k, counted, texts) for k, counted in cycles.items()},
-            matches=[(int(values[0].sum()), len(values[0])) for values in answers],
+            matches=[(float(values[accepted].sum()), len(values[accepted])) for values in answers],
             accepted=tuple(map(tuple, texts)),
         )
 

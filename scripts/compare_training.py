@@ -103,7 +103,11 @@ def hand_over(args: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any],
     with (args.out / "rows.jsonl").open("w") as file:
         for row, kept in zip(dataset.rows, dataset.num_supervised):
             file.write(json.dumps({"prompt": row.prompt_ids, "answer": row.answer_ids[:kept]}) + "\n")
+    told = args.out / "student.json"
+    if (args.out / "student").exists() and (not told.exists() or told.read_text() != recipe.draft.model_dump_json()):
+        raise CompareError(f"{args.out}/student was made by another draft: stage of the recipe; give another --out")
     if not (args.out / "student").exists():
+        told.write_text(recipe.draft.model_dump_json())
         made = make_draft(recipe, target, model, dataset)
         made.model.save_pretrained(args.out / "student")
     stage = recipe.distill

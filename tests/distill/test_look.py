@@ -45,7 +45,10 @@ def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) 
     assert f"({size['stored_frac']:.1%} of the target's)" in text
     assert f"drafted token ({size['read_frac']:.1%})" in text
     assert f"measured in {newest(tmp_path)}" in text
-    assert "measured in" not in lines(world, f"output_dir={tmp_path}/runs", "distill.tokens_per_step=512")
+    same = f"output_dir={tmp_path}/runs", "distill.lr=1e-5", "distill.max_steps=20"
+    assert "measured in" in lines(world, *same)
+    for other in ("distill.tokens_per_step=512", "distill.outside_rows=7", "distill.loss={tv: 1.0}"):
+        assert "measured in" not in lines(world, f"output_dir={tmp_path}/runs", other)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,21 @@ def test_a_loss_that_is_not_finite_stops_the_run(t_tied: PreTrainedModel, datase
         run(module, [[batch]])
 
 
+def test_dropout_is_a_function_of_the_step(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
+    """So a resumed run needs the state of no generator, in no process."""
+    losses = []
+    for dropped in (0.5, 0.5, 0.0):
+        torch.manual_seed(len(losses))
+        draft = small_draft()
+        draft.config.attention_dropout = dropped
+        for layer in draft.model.layers:
+            layer.self_attn.attention_dropout = dropped
+        module = make_module(t_tied, Distill(lr=1e-9), draft)
+        run(module, [[dataset.collate([0])]] * 2)
+        losses.append(module.taken["loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     stage = Distill(lr=1.0, min_lr_frac=0.1, warmup_steps=4, max_steps=24)
     rates = [learning_rate(step, stage) for step in range(24)]

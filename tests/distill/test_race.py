@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from distill.checkpoint import read_draft
@@ -145,6 +147,26 @@ def test_a_race_that_was_interrupted_goes_on_with_what_is_finished(
     assert checkpoint_step(folder / "checkpoints" / "last.ckpt") == 10
     assert not list(folder.glob("race/*/checkpoints"))
     assert main(["--resume", str(folder)]) == 0  # nothing to do
+
+
+def test_a_candidate_that_diverges_is_out_and_the_race_goes_on(run: Path, world: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(run / "draft", broken)
+    (broken / "draft.json").unlink()
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"] *= float("inf")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    bad = f"{{kind: pretrained, model: {broken}, {HEAD}}}"
+    race = f"draft={{kind: race, race_steps: 4, candidates: [{bad}, {CANDIDATES[0]}]}}"
+    command = [str(world / "recipe.yaml"), "track.mode=disabled"]
+    assert main([*command, f"output_dir={tmp_path}/runs", race]) == 0
+    first, second = rows_of(newest(tmp_path))
+    assert "gradient norm nan" in first["diverged"] and "speedup" not in first
+    assert [row["candidate"] for row in read_draft(newest(tmp_path) / "draft").meta["race"]] == [1]
+    assert second["step"] > 0
+    assert "candidate 1 is out" in (newest(tmp_path) / "train.log").read_text()
+    none = f"draft={{kind: race, race_steps: 4, candidates: [{bad}, {bad}]}}"
+    assert main([*command, f"output_dir={tmp_path}/none", none]) == 2
 
 
 def test_levelled_costs_share_the_targets_and_keep_each_ratio() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from distill.checkpoint import read_draft, verify_draft
@@ -352,6 +353,24 @@ def test_a_finished_draft_can_select_the_tokens_of_the_next(run: Path, world: Pa
     for row in (row for row in train_rows(newest(tmp_path)) if "loss" in row):
         assert row["num_trained"] < row["num_tok"]
         assert row["reference_ms"] > 0
+
+
+def test_t01_the_likeliest_tokens_are_among_the_rows_that_a_smaller_draft_has(world: Path, tmp_path: Path) -> None:
+    """Rows are padded to different multiples: 576 in the target, 512 in the draft; the padding is likely here, never first."""
+    wide, small = make_target(make_config(rows=576), seed=5), make_target(make_config(layers=2), seed=4)
+    with torch.no_grad():
+        wide.get_output_embeddings().weight[512:] = 0.9 * wide.get_output_embeddings().weight[:64]
+    for name, model in (("wide", wide), ("small", small)):
+        model.save_pretrained(tmp_path / name)
+        make_tokenizer().save_pretrained(tmp_path / name)
+    stage = f"draft={{kind: pretrained, model: {tmp_path}/small, size_frac: [0, 1], dtype: float32}}"
+    extra = [f"target.model={tmp_path}/wide", "distill.teacher=topk", "distill.teacher_topk=16", "distill.max_steps=3"]
+    extra += ["responses.temperatures=[0.0]"]
+    assert main([str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", stage, "track.mode=disabled", *extra]) == 0
+    ids = load_file(newest(tmp_path) / "responses" / "topk-00000.safetensors")["ids"]
+    assert int(ids.max()) < 512
+    extra[2] = "distill.teacher_topk=513"
+    assert main([str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", stage, "track.mode=disabled", *extra]) == 2
 
 
 def test_t01_a_draft_with_more_rows_learns_the_shared_ones(world: Path, tmp_path: Path) -> None:

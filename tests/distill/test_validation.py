@@ -83,6 +83,10 @@ def test_a_sampled_target_is_predicted_from_overlap(t_tied: PreTrainedModel, dat
     greedy, sampled = (score(make_noisy(t_tied), t_tied, dataset, temperature=t) for t in (0.0, 1.0))
     for first, second in zip(greedy, sampled):
         assert first.overlap == second.overlap
+        # What is judged of a tuning is what is served: equal tokens, or the chance to be accepted.
+        for one, figure in ((first, first.alpha), (second, second.overlap)):
+            sums, counts = zip(*one.matches)
+            assert sum(sums) / sum(counts) == pytest.approx(figure, rel=1e-5)
         assert second.cycles[1].alpha == pytest.approx(second.overlap, abs=0.15)
         assert first.cycles[1].alpha == pytest.approx(first.alpha, abs=0.15)
 

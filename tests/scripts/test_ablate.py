@@ -118,3 +118,21 @@ def test_arms_train_once_and_go_on(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "temperature" not in capsys.readouterr().out
     assert main([*command, "--group", "los"]) == 2
     assert main([*command[:1], "--arms", str(arms), "--out", str(tmp_path), "distill.nonsense=1"]) == 2
+
+
+def test_an_on_policy_arm_takes_its_on_policy_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world, out, arms = write_world(tmp_path), tmp_path / "out", tmp_path / "arms.yaml"
+    arms.write_text(
+        "- {group: replay, arm: offline}\n"
+        "- {group: replay, arm: own, set: ['distill.replay={frac: 0.5, num_prompts: 6}']}\n"
+    )
+    command = [str(world / "recipe.yaml"), "distill.max_steps=4", "eval.domains=[code]", "--out", str(out)]
+    assert main([*command, "--arms", str(arms)]) == 0
+    offline, own = (json.loads(text) for text in (out / "lines.jsonl").read_text().splitlines())
+    assert offline["steps"] == own["steps"] == 4
+    assert offline["requests"] != own["requests"]
+    arms.write_text(
+        "- {group: rounds, arm: two, set: ['distill.max_steps=8', 'draft.rounds=[{num_layers: 3, frac: 0.5}]']}\n"
+    )
+    assert main([*command, "--arms", str(arms)]) == 2
+    assert "an arm trains one draft" in capsys.readouterr().err

@@ -81,6 +81,9 @@ def test_our_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
     assert all(row["prompt"] and row["answer"] for row in rows)
     assert main([*command[:1], "distill.nonsense=1", *command[-4:]]) == 2
+    capsys.readouterr()
+    assert main([*command[:1], *OVERRIDES, "draft.intermediate_size=64", *command[-4:]]) == 2
+    assert "give another --out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
