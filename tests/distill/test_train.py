@@ -356,7 +356,7 @@ def test_a_finished_draft_can_select_the_tokens_of_the_next(run: Path, world: Pa
 
 
 def test_t01_the_likeliest_tokens_are_among_the_rows_that_a_smaller_draft_has(world: Path, tmp_path: Path) -> None:
-    """Rows are padded to different multiples: 576 in the target, 512 in the draft; the padding is likely here, never first."""
+    """Rows are padded to different multiples: 576 in the target, 512 in the draft; and likely here."""
     wide, small = make_target(make_config(rows=576), seed=5), make_target(make_config(layers=2), seed=4)
     with torch.no_grad():
         wide.get_output_embeddings().weight[512:] = 0.9 * wide.get_output_embeddings().weight[:64]
