@@ -3,7 +3,8 @@
 At each supervised position, against the target's *whole* distribution p:
 
 - greedy: does the draft's argmax (over its rows) equal the target's argmax over every row?
-- sampled: sum over the draft's rows of min(p_j, q_j), q being the softmax over those rows only.
+- sampled: sum over the draft's rows of min(p_j, q_j), both as they are served: after temperature, top-k and top-p, q
+  being the softmax over those rows only.
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ import torch
 from torch import Tensor
 
 from distill.loss_block import block_rows, capped, wide_dtype
-from engine.warp import argmax
+from engine.warp import Warp, argmax, probabilities
+
+# Logits of the same row by another product differ in their last bits; no token may fall out of what is kept for that.
+SLACK = 1e-4
 
 
 @dataclass(frozen=True)
 class TargetSummary:
-    """What acceptance over a shortlist needs of the target's whole head: `best` [N] argmax, `lse` [N] log partition."""
+    """What acceptance over a shortlist needs of the target's whole head.
+
+    Attributes:
+        best: [N] argmax.
+        lse: [N] log partition function of the tokens that the target may draw.
+        floor: [N] least of their logits, over the temperature; None where it may draw any.
+    """
 
     best: Tensor
     lse: Tensor
+    floor: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -36,28 +47,34 @@ class Acceptance:
 
 @torch.no_grad()
 def summarise_target(
-    hidden: Tensor, weight: Tensor, temperature: float = 1.0, softcap: float | None = None, chunk_tok: int = 1024
+    hidden: Tensor, weight: Tensor, warp: Warp, softcap: float | None = None, chunk_tok: int = 1024
 ) -> TargetSummary:
-    """Argmax and log partition function of the target's whole head; the same for every validation, so keep it.
+    """What the target may draw, by its whole head; the same for every validation, so keep it.
 
     Args:
         hidden: Final hidden states [N, H].
         weight: The target's whole head [V, H].
-        temperature: Softmax temperature that is served, > 0.
+        warp: That is served, temperature > 0.
         softcap: Final logit soft cap, or None.
         chunk_tok: Positions whose logits live at a time.
 
     Returns:
-        The two columns [N] on the device of `hidden`.
+        The columns [N] on the device of `hidden`.
     """
-    best, lse = [], []
+    best, lse, floor = [], [], []
     for chunk in hidden.split(chunk_tok):
         logits = chunk.to(weight.dtype) @ weight.T
         for y in logits.split(block_rows(logits)):
             y = capped(y.to(wide_dtype(y.dtype)), softcap)
             best.append(argmax(y))
-            lse.append((y / temperature).logsumexp(-1))
-    return TargetSummary(_cat(best, hidden, torch.long), _cat(lse, hidden, torch.float32))
+            scaled = y / warp.temperature
+            if _cuts(warp):
+                dropped = _warped(y, warp) == 0
+                floor.append(scaled.masked_fill(dropped, torch.inf).amin(-1) - SLACK)
+                scaled.masked_fill_(dropped, -torch.inf)
+            lse.append(scaled.logsumexp(-1))
+    least = _cat(floor, hidden, torch.float32) if _cuts(warp) else None
+    return TargetSummary(_cat(best, hidden, torch.long), _cat(lse, hidden, torch.float32), least)
 
 
 @torch.no_grad()
@@ -67,8 +84,9 @@ def acceptance(
     hidden_target: Tensor,
     weight_target: Tensor,
     summary: TargetSummary,
-    ids: Tensor | None = None,
-    temperature: float = 1.0,
+    ids: Tensor | None,
+    warp: Warp,
+    draft: Warp,
     softcaps: tuple[float | None, float | None] = (None, None),
     chunk_tok: int = 1024,
 ) -> Acceptance:
@@ -79,9 +97,10 @@ def acceptance(
         weight_draft: The draft's head rows that are used [R, h].
         hidden_target: Final hidden states [N, H].
         weight_target: The same rows of the target's head [R, H].
-        summary: `summarise_target` of the whole head, at the same temperature.
+        summary: `summarise_target` of the whole head, with the same warp.
         ids: Token ids of the rows [R] (the shortlist), or None when the rows are the whole head in order.
-        temperature: Softmax temperature of both that is served, > 0.
+        warp: of the target as it is served, temperature > 0.
+        draft: of the draft.
         softcaps: Final logit soft cap of (target, draft).
         chunk_tok: Positions whose logits live at a time.
 
@@ -94,14 +113,13 @@ def acceptance(
         logits_z = hidden_draft[at].to(weight_draft.dtype) @ weight_draft.T
         logits_y = hidden_target[at].to(weight_target.dtype) @ weight_target.T
         rows = block_rows(logits_z)
-        columns = (logits_y, logits_z, summary.lse[at], summary.best[at])
-        for y, z, lse, best in zip(*(column.split(rows) for column in columns)):
+        columns = (logits_y, logits_z, _part(summary, at), summary.best[at])
+        for y, z, kept, best in zip(*(column.split(rows) for column in columns)):
             y = capped(y.to(wide_dtype(y.dtype)), softcaps[0])
             z = capped(z.to(wide_dtype(z.dtype)), softcaps[1])
             top = argmax(z)
             match.append((top if ids is None else ids[top]) == best)
-            p = (y / temperature).sub_(lse[:, None]).exp_()
-            alpha.append(torch.minimum(p, (z / temperature).softmax(-1)).sum(-1))
+            alpha.append(torch.minimum(_drawn(y, warp, kept), _warped(z, draft)).sum(-1))
     return Acceptance(_cat(match, hidden_draft, torch.bool), _cat(alpha, hidden_draft, torch.float32))
 
 
@@ -112,34 +130,63 @@ def overlap_by_temperature(
     hidden_target: Tensor,
     weight_target: Tensor,
     summary: TargetSummary,
-    temperature: float,
-    draft_temperatures: Sequence[float],
+    warp: Warp,
+    drafts: Sequence[Warp],
     softcaps: tuple[float | None, float | None] = (None, None),
     chunk_tok: int = 1024,
 ) -> Tensor:
-    """Sum over positions of sum min(p, q) when the draft samples at other temperatures than the target.
+    """Sum over positions of sum min(p, q) for drafts that sample at other temperatures than the target.
 
     Args:
         hidden_draft, weight_draft, hidden_target, weight_target, summary, softcaps, chunk_tok: as for `acceptance`.
-        temperature: of the target, > 0; that of the summary.
-        draft_temperatures: D of them, each > 0.
+        warp: of the target, temperature > 0; that of the summary.
+        drafts: D of them.
 
     Returns:
         [D] float64.
     """
-    sums = torch.zeros(len(draft_temperatures), dtype=torch.float64)
+    sums = torch.zeros(len(drafts), dtype=torch.float64)
     for start in range(0, hidden_draft.shape[0], chunk_tok):
         at = slice(start, start + chunk_tok)
         logits_z = hidden_draft[at].to(weight_draft.dtype) @ weight_draft.T
         logits_y = hidden_target[at].to(weight_target.dtype) @ weight_target.T
-        columns = (logits_y, logits_z, summary.lse[at])
-        for y, z, lse in zip(*(column.split(block_rows(logits_z)) for column in columns)):
+        columns = (logits_y, logits_z, _part(summary, at))
+        for y, z, kept in zip(*(column.split(block_rows(logits_z)) for column in columns)):
             y = capped(y.to(wide_dtype(y.dtype)), softcaps[0])
             z = capped(z.to(wide_dtype(z.dtype)), softcaps[1])
-            p = (y / temperature).sub_(lse[:, None]).exp_()
-            for i, other in enumerate(draft_temperatures):
-                sums[i] += torch.minimum(p, (z / other).softmax(-1)).sum().double().cpu()
+            p = _drawn(y, warp, kept)
+            for i, draft in enumerate(drafts):
+                sums[i] += torch.minimum(p, _warped(z, draft)).sum().double().cpu()
     return sums
+
+
+def _cuts(warp: Warp) -> bool:
+    """Are there tokens that are never drawn?"""
+    return warp.top_k > 0 or warp.top_p < 1
+
+
+def _warped(logits: Tensor, warp: Warp) -> Tensor:
+    """[c, R] probabilities that are drawn from."""
+    if not _cuts(warp) and not warp.greedy:
+        return (logits / warp.temperature).softmax(-1)
+    temperature = torch.full((1,), warp.temperature, device=logits.device)
+    draws = "greedy" if warp.greedy else "sampled"
+    return probabilities(logits[None], temperature, warp.top_k, warp.top_p, draws)[0]
+
+
+def _part(summary: TargetSummary, at: slice) -> Tensor:
+    """[c, 2] log partition and floor of some positions."""
+    lse = summary.lse[at]
+    floor = torch.full_like(lse, -torch.inf) if summary.floor is None else summary.floor[at]
+    return torch.stack([lse, floor], dim=-1)
+
+
+def _drawn(logits: Tensor, warp: Warp, kept: Tensor) -> Tensor:
+    """[c, R] the target's probabilities of some rows: logits, its warp, and `_part` of its summary."""
+    scaled = logits / warp.temperature
+    dropped = scaled < kept[:, 1:] if _cuts(warp) else None
+    p = scaled.sub_(kept[:, :1]).exp_()
+    return p if dropped is None else p.masked_fill_(dropped, 0.0)
 
 
 def _cat(parts: list[Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -34,6 +34,7 @@ from distill.validation import Served, Validation
 from engine.bench import measure_costs
 from engine.costs import Costs
 from engine.model import Runner
+from engine.warp import Warp
 
 log = logging.getLogger(__name__)
 
@@ -171,11 +172,18 @@ def find_costs(
     return Served(
         costs,
         recipe.eval.k,
-        recipe.eval.temperature,
+        *served_warps(recipe),
         plan.get("prefill_ms", 0.0),
         plan.get("draft_prefill_ms", 0.0),
         recipe.eval.max_new_tok,
     )
+
+
+def served_warps(recipe: Recipe) -> tuple[Warp, Warp]:
+    """How target and draft draw when the draft is served; a draft temperature still to be fitted is the target's."""
+    served = recipe.eval
+    own = served.temperature if served.draft_temperature is None else served.draft_temperature
+    return Warp(served.temperature, served.top_k, served.top_p), Warp(own, 0, served.draft_top_p)
 
 
 def read_plan(run: Run) -> dict[str, Any]:

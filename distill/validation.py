@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from distill.acceptance import TargetSummary, acceptance, overlap_by_temperature
 from distill.tau import Cycles, count_cycles
 from distill.teacher import Batch, ResponseDataset
 from engine.costs import Costs, predicted_speedup
+from engine.warp import Warp
 
+GREEDY, PLAIN = Warp(0.0), Warp(1.0)
 # Tried for the draft, times the target's temperature.
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5)
 
@@ -25,14 +27,15 @@ class Served:
     Attributes:
         costs: measured on this device for a draft of this shape.
         ks: draft lengths to choose from.
-        temperature: of the served target; 0 is greedy.
+        target, draft: how they draw as served; a temperature of 0 is greedy.
         prefill_ms, draft_prefill_ms: reading the prompt.
         new_tok: answer tokens.
     """
 
     costs: Costs
     ks: tuple[int, ...]
-    temperature: float = 0.0
+    target: Warp = GREEDY
+    draft: Warp = GREEDY
     prefill_ms: float = 0.0
     draft_prefill_ms: float = 0.0
     new_tok: int | None = None
@@ -46,7 +49,7 @@ class Score:
         domain, num_answers, num_tok: whose they are, over how many answers and tokens.
         alpha: share of positions at which the draft's argmax over the rows in use is the target's argmax.
         alpha_whole: the same with every row of the draft's head.
-        overlap: mean of sum min(p, q) over the rows in use, at the served temperature (1 if that is greedy).
+        overlap: mean of sum min(p, q) over the rows in use, as served (greedily: at temperature 1).
         overlap_whole: the same with every row.
         cycles: what drafting would have done, by k, with the rows in use.
         speedup: predicted end-to-end speedup by k.
@@ -93,7 +96,8 @@ class Validation:
         chunk_tok: int = 1024,
     ) -> None:
         self.dataset, self.served, self.softcaps, self.chunk_tok = dataset, served, softcaps, chunk_tok
-        self.temperature = served.temperature or 1.0
+        self.sampled = not served.target.greedy
+        self.warp, self.draft = (served.target, served.draft) if self.sampled else (PLAIN, PLAIN)
         self._batches = _batches(dataset.lengths, batch_tok)
         # The target's side is the same at every validation.
         self._summaries: dict[int, TargetSummary] = {}
@@ -135,7 +139,7 @@ class Validation:
         batch = self.dataset.collate(rows).to(heads[-1][1].device)
         if number not in self._summaries:
             self._summaries[number] = summarise_target(
-                batch.hidden_target, heads[-1][2], self.temperature, self.softcaps[0], self.chunk_tok
+                batch.hidden_target, heads[-1][2], self.warp, self.softcaps[0], self.chunk_tok
             )
         states, summary = hidden(batch), self._summaries[number]
         columns: list[Tensor] = []
@@ -147,7 +151,8 @@ class Validation:
                 teacher,
                 summary,
                 ids,
-                self.temperature,
+                self.warp,
+                self.draft,
                 self.softcaps,
                 self.chunk_tok,
             )
@@ -170,7 +175,7 @@ class Validation:
             batch = self.dataset.collate(members).to(teacher_head.device)
             if number not in self._summaries:
                 self._summaries[number] = summarise_target(
-                    batch.hidden_target, teacher_head, self.temperature, self.softcaps[0], self.chunk_tok
+                    batch.hidden_target, teacher_head, self.warp, self.softcaps[0], self.chunk_tok
                 )
             sums += overlap_by_temperature(
                 hidden(batch),
@@ -178,20 +183,20 @@ class Validation:
                 batch.hidden_target,
                 teacher_head[rows],
                 self._summaries[number],
-                self.temperature,
-                [factor * self.temperature for factor in FACTORS],
+                self.warp,
+                [replace(self.draft, temperature=factor * self.warp.temperature) for factor in FACTORS],
                 self.softcaps,
                 self.chunk_tok,
             )
             num += len(batch.labels)
         mean = (sums / num).tolist()
         best = max(range(len(FACTORS)), key=mean.__getitem__)
-        found = round(FACTORS[best] * self.temperature, 6)
-        return FittedTemperature(self.temperature, found, mean[best], mean[FACTORS.index(1.0)])
+        found = round(FACTORS[best] * self.warp.temperature, 6)
+        return FittedTemperature(self.warp.temperature, found, mean[best], mean[FACTORS.index(1.0)])
 
     def _score(self, domain: str, answers: list[list[Tensor]]) -> Score:
         match, overlap, match_whole, overlap_whole = (torch.cat(list(column)).float() for column in zip(*answers))
-        accepted = 1 if self.served.temperature else 0
+        accepted = 1 if self.sampled else 0
         texts = [values[accepted].float().tolist() for values in answers]
         cycles = {k: count_cycles(texts, k) for k in self.served.ks}
         return Score(

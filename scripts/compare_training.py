@@ -36,6 +36,7 @@ from distill.shape import find_target
 from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
 from distill.traffic import load_prompts
+from engine.warp import Warp
 from eval.entry import guarded
 from scripts.ablate_table import alpha, difference, markdown
 from scripts.judged import SAMPLED, answer, judge
@@ -43,6 +44,7 @@ from scripts.judged import SAMPLED, answer, judge
 SIDE = Path(__file__).with_name("side_trl.py")
 PROBE = "import trl; from trl.experimental.gkd import GKDTrainer; print(trl.__version__)"
 OLDEST = (1, 16)
+PLAIN = Warp(1.0)
 COLUMNS = (
     "trainer",
     "steps",
@@ -144,9 +146,10 @@ def score(folder: Path, judged: ResponseDataset, head: Tensor, softcap: float | 
         batch = judged.collate([at])
         states = draft.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         states = states[0, batch.positions[:, 1]]
-        summary = summarise_target(batch.hidden_target, head, 1.0, softcap)
+        summary = summarise_target(batch.hidden_target, head, PLAIN, softcap)
         rows = min(len(weight), len(head))
-        got = acceptance(states, weight[:rows], batch.hidden_target, head[:rows], summary, None, 1.0, (softcap, cap))
+        given = summary, None, PLAIN, PLAIN, (softcap, cap)
+        got = acceptance(states, weight[:rows], batch.hidden_target, head[:rows], *given)
         match, overlap = float(got.match.float().mean()), float(got.alpha.mean())
         found[row.id] = [float(len(batch.labels)), match, match, overlap, overlap]
     return found

@@ -9,8 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from distill.teacher import Batch, ResponseDataset
-from distill.validation import FACTORS, Score, Served, Validation, choose, flat, table
+from distill.validation import FACTORS, GREEDY, Score, Served, Validation, choose, flat, table
 from engine.costs import Costs, predicted_speedup
+from engine.warp import Warp, probabilities
 from tests.conftest import make_noisy
 from tests.distill.test_module import write_answers
 
@@ -28,7 +29,8 @@ def score(
     target: PreTrainedModel,
     dataset: ResponseDataset,
     shortlist: torch.Tensor | None = None,
-    temperature: float = 0.0,
+    warp: Warp = GREEDY,
+    own: Warp | None = None,
     batch_tok: int = 100,
 ) -> list[Score]:
     def hidden(batch: Batch) -> torch.Tensor:
@@ -36,7 +38,7 @@ def score(
         # The cached states are bf16, so the oracle's are rounded alike.
         return states[batch.positions[:, 0], batch.positions[:, 1]].bfloat16().float()
 
-    validation = Validation(dataset, Served(COSTS, (1, 3), temperature), batch_tok=batch_tok, chunk_tok=16)
+    validation = Validation(dataset, Served(COSTS, (1, 3), warp, own or warp), batch_tok=batch_tok, chunk_tok=16)
     weight = draft.get_output_embeddings().weight.detach()
     return validation.run(hidden, weight, target.get_output_embeddings().weight.detach(), shortlist)
 
@@ -80,7 +82,7 @@ def test_the_prediction_is_the_cost_models_for_the_cycles_found(
 
 
 def test_a_sampled_target_is_predicted_from_overlap(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
-    greedy, sampled = (score(make_noisy(t_tied), t_tied, dataset, temperature=t) for t in (0.0, 1.0))
+    greedy, sampled = (score(make_noisy(t_tied), t_tied, dataset, warp=Warp(t)) for t in (0.0, 1.0))
     for first, second in zip(greedy, sampled):
         assert first.overlap == second.overlap
         # What is judged of a tuning is what is served: equal tokens, or the chance to be accepted.
@@ -89,6 +91,38 @@ def test_a_sampled_target_is_predicted_from_overlap(t_tied: PreTrainedModel, dat
             assert sum(sums) / sum(counts) == pytest.approx(figure, rel=1e-5)
         assert second.cycles[1].alpha == pytest.approx(second.overlap, abs=0.15)
         assert first.cycles[1].alpha == pytest.approx(first.alpha, abs=0.15)
+
+
+@pytest.mark.parametrize("rows", [None, 200])
+@pytest.mark.parametrize(
+    ("warp", "own"),
+    [(Warp(0.8, 0, 0.7), Warp(0.8)), (Warp(1.0, 5), Warp(0.9)), (Warp(1.2, 40, 0.9), Warp(1.1, 0, 0.8))],
+)
+def test_a_warped_target_is_judged_as_it_is_served(
+    warp: Warp, own: Warp, rows: int | None, t_tied: PreTrainedModel, dataset: ResponseDataset
+) -> None:
+    """The chance of acceptance is sum min(p, q) after the warping of both, over the rows in use."""
+    draft = make_noisy(t_tied)
+    shortlist = None if rows is None else torch.arange(0, 512, 2)[:rows]
+    found = {one.domain: one for one in score(draft, t_tied, dataset, shortlist, warp=warp, own=own)}
+    heads = [model.get_output_embeddings().weight.detach() for model in (t_tied, draft)]
+    sums: dict[str, list[float]] = {name: [] for name in found}
+    for number, row in enumerate(dataset.rows):
+        batch = dataset.collate([number])
+        states = draft.model(batch.input_ids).last_hidden_state[0, batch.positions[:, 1]].bfloat16().float()
+        temperatures = (torch.tensor([one.temperature]) for one in (warp, own))
+        p = probabilities((batch.hidden_target.float() @ heads[0].T)[None], next(temperatures), warp.top_k, warp.top_p)
+        z = states @ heads[1].T
+        kept = torch.arange(512) if shortlist is None else shortlist
+        q = probabilities(z[None][..., kept], next(temperatures), own.top_k, own.top_p)
+        sums[row.domain] += torch.minimum(p[0][:, kept], q[0]).sum(-1).tolist()
+    for name, values in sums.items():
+        assert len(values) == found[name].num_tok
+        assert found[name].overlap == pytest.approx(sum(values) / len(values), abs=1e-4)
+        assert found[name].cycles[1].alpha == pytest.approx(found[name].overlap, abs=0.15)
+    if rows is None:
+        plain = {one.domain: one for one in score(draft, t_tied, dataset, warp=Warp(warp.temperature))}
+        assert any(abs(plain[name].overlap - one.overlap) > 1e-3 for name, one in found.items())
 
 
 def test_the_trained_domain_decides(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
@@ -122,7 +156,7 @@ def test_the_fitted_temperature_undoes_a_scaled_head(
     def hidden(batch: Batch) -> torch.Tensor:
         return batch.hidden_target.float()
 
-    validation = Validation(dataset, Served(COSTS, (1, 3), 0.7), batch_tok=100, chunk_tok=16)
+    validation = Validation(dataset, Served(COSTS, (1, 3), Warp(0.7), Warp(0.7)), batch_tok=100, chunk_tok=16)
     for scale in (1.0, 1 / 0.7):
         fitted = validation.fit_temperature(hidden, head * scale, head, shortlist)
         assert fitted.target == 0.7
