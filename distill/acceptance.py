@@ -18,9 +18,6 @@ from torch import Tensor
 from distill.loss_block import block_rows, capped, wide_dtype
 from engine.warp import Warp, argmax, probabilities
 
-# Logits of the same row by another product differ in their last bits; no token may fall out of what is kept for that.
-SLACK = 1e-4
-
 
 @dataclass(frozen=True)
 class TargetSummary:
@@ -65,16 +62,19 @@ def summarise_target(
     for chunk in hidden.split(chunk_tok):
         logits = chunk.to(weight.dtype) @ weight.T
         for y in logits.split(block_rows(logits)):
+            last_bit = torch.finfo(y.dtype).eps
             y = capped(y.to(wide_dtype(y.dtype)), softcap)
             best.append(argmax(y))
             scaled = y / warp.temperature
             if _cuts(warp):
-                dropped = _warped(y, warp) == 0
-                floor.append(scaled.masked_fill(dropped, torch.inf).amin(-1) - SLACK)
-                scaled.masked_fill_(dropped, -torch.inf)
+                least = scaled.masked_fill(_warped(y, warp) == 0, torch.inf).amin(-1)
+                # A shortlist's product may round a logit otherwise, and ties are cut anyhow: what differs in the last
+                # bit counts as drawn, in the partition function as well.
+                floor.append(least - 2 * last_bit * least.abs())
+                scaled.masked_fill_(scaled < floor[-1][:, None], -torch.inf)
             lse.append(scaled.logsumexp(-1))
-    least = _cat(floor, hidden, torch.float32) if _cuts(warp) else None
-    return TargetSummary(_cat(best, hidden, torch.long), _cat(lse, hidden, torch.float32), least)
+    floors = _cat(floor, hidden, torch.float32) if _cuts(warp) else None
+    return TargetSummary(_cat(best, hidden, torch.long), _cat(lse, hidden, torch.float32), floors)
 
 
 @torch.no_grad()

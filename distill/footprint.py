@@ -128,7 +128,9 @@ def footprint(
         gathered=gathered,
         activations=activation_bytes(config, mixed) * tokens,
         # A chunk of both models' products, the block that is being worked on, the head's gradient and its scaled copy.
-        logits=2 * (2 if mixed else 4) * chunk + LOGIT_COPIES * 4 * min(chunk, CUDA_BLOCK) + 8 * used * inner,
+        logits=2 * (2 if mixed else 4) * chunk
+        + LOGIT_COPIES * 4 * min(chunk, CUDA_BLOCK)
+        + (8 * used * inner if draft.lora is None else 0),
         flops=flops * stage.accumulate,
         # Read weight, gradient, moments; write weight and moments.
         moved_bytes=(12 * trained + 2 * moments) / parts,

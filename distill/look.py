@@ -56,6 +56,7 @@ def look(recipe: Recipe, name: str) -> list[str]:
     target = find_config(recipe.target.model, "target.model", problems, lines)
     reference = _reference(recipe, problems)
     spent: list[float | None] = []
+    rows: list[int] = []
     source = target  # of a round: what the one before left
     for key, one, draft in _drafts(recipe):
         if draft.kind == "pretrained":
@@ -67,11 +68,14 @@ def look(recipe: Recipe, name: str) -> list[str]:
         if draft.head.size is not None and found is not None and draft.head.size > found["vocab_size"]:
             problems.append(f"{key}.head.size = {draft.head.size}: the head has {found['vocab_size']} rows")
         if target is not None and found is not None:
+            rows.append(found["vocab_size"])
             lines += draft_lines(key, one, draft, target, found, reference, device, problems, spent)
     if target is not None:
-        if recipe.distill.teacher == "topk" and recipe.distill.teacher_topk > target["vocab_size"]:
-            kept, rows = recipe.distill.teacher_topk, target["vocab_size"]
-            problems.append(f"distill.teacher_topk = {kept}: the target's head has {rows} rows; lower it")
+        kept, shared = recipe.distill.teacher_topk, min([target["vocab_size"], *rows])
+        if recipe.distill.teacher == "topk" and kept > shared:
+            problems.append(
+                f"distill.teacher_topk = {kept}: target and draft share {shared} rows of the head; lower it"
+            )
         lines += answer_lines(recipe, target, device, problems, spent)
     known = [minutes for minutes in spent if minutes is not None]
     # A race goes on with one of its drafts, which is not known yet.

@@ -131,6 +131,8 @@ def run_race(
             log.warning("race: candidate %d is out, its training diverged: %s", number + 1, error)
             rows.append({"candidate": number, "draft": name_of(one), "diverged": str(error)})
             write_json(record, rows)
+            del ready
+            stop.check()
             continue
         stop.check()
         write_json(own.folder / CYCLES, _cycles(one, ready.module.validate(ready.validation), int(best["val/best_k"])))

@@ -21,7 +21,7 @@ def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = Non
 
     Args:
         folder: of answers.
-        weight: the target's head [V, H].
+        weight: rows [V, H] of the target's head that the draft's has too.
         k: tokens to keep; no more than V.
         softcap: the target's final logit soft cap, or None.
 
@@ -35,7 +35,8 @@ def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = Non
             continue
         path, source = topk_path(folder, shard["shard"]), folder / f"hidden-{shard['shard']:05d}.safetensors"
         try:
-            if not path.exists() or read_topk(path).ids.shape != (shard["tokens"], k):
+            kept = read_topk(path).ids if path.exists() else None
+            if kept is None or kept.shape != (shard["tokens"], k) or int(kept.max()) >= len(weight):
                 with safe_open(source, framework="pt") as file:
                     hidden = file.get_tensor("hidden")
                 few = top_k(hidden.to(weight.device), weight, k, softcap)
@@ -49,9 +50,9 @@ def write_topk(folder: Path, weight: Tensor, k: int, softcap: float | None = Non
 
 
 def check_topk(k: int, rows: int) -> None:
-    """Raises ResponsesError for more tokens than the target's head has rows."""
+    """Raises ResponsesError for more tokens than the heads of target and draft have rows."""
     if k > rows:
-        raise ResponsesError(f"distill.teacher_topk = {k}: the target's head has {rows} rows; lower it")
+        raise ResponsesError(f"distill.teacher_topk = {k}: target and draft share {rows} rows of the head; lower it")
 
 
 def topk_path(folder: Path, shard: int) -> Path:

@@ -114,10 +114,8 @@ def _lead(recipe: Recipe, resume: Path | None, stop: Stop, place: Place, board: 
         code = 1
         try:
             from distill.flow import train  # torch and all else
-            from distill.ranks import part
 
             train(recipe, run, stop, tracker, place, board)
-            part()
             code = 0
         except Interrupted as interrupt:
             code = 128 + interrupt.signum
@@ -134,6 +132,10 @@ def _lead(recipe: Recipe, resume: Path | None, stop: Stop, place: Place, board: 
             stop.deferred = True  # a signal that comes only now changes nothing any more
             with suppress(OSError):  # a full disk, which must not hide what is being told
                 tracker.finish(code)
+            if code != 1:  # all processes end alike, by the last step or a signal
+                from distill.ranks import part
+
+                part()
         return 0
     finally:
         logging.getLogger().removeHandler(handler)

@@ -36,7 +36,7 @@ from distill.shape import find_target
 from distill.teacher import ResponseDataset
 from distill.tokens import eos_ids
 from distill.traffic import load_prompts
-from engine.warp import Warp
+from distill.validation import PLAIN
 from eval.entry import guarded
 from scripts.ablate_table import alpha, difference, markdown
 from scripts.judged import SAMPLED, answer, judge
@@ -44,7 +44,6 @@ from scripts.judged import SAMPLED, answer, judge
 SIDE = Path(__file__).with_name("side_trl.py")
 PROBE = "import trl; from trl.experimental.gkd import GKDTrainer; print(trl.__version__)"
 OLDEST = (1, 16)
-PLAIN = Warp(1.0)
 COLUMNS = (
     "trainer",
     "steps",
@@ -106,10 +105,11 @@ def hand_over(args: argparse.Namespace, recipe: Recipe) -> tuple[dict[str, Any],
         for row, kept in zip(dataset.rows, dataset.num_supervised):
             file.write(json.dumps({"prompt": row.prompt_ids, "answer": row.answer_ids[:kept]}) + "\n")
     told = args.out / "student.json"
-    if (args.out / "student").exists() and (not told.exists() or told.read_text() != recipe.draft.model_dump_json()):
-        raise CompareError(f"{args.out}/student was made by another draft: stage of the recipe; give another --out")
+    made_of = json.dumps([recipe.target.model, recipe.seed, recipe.draft.model_dump(mode="json")])
+    if (args.out / "student").exists() and (not told.exists() or told.read_text() != made_of):
+        raise CompareError(f"{args.out}/student may be of another target, seed or draft: stage; give another --out")
     if not (args.out / "student").exists():
-        told.write_text(recipe.draft.model_dump_json())
+        told.write_text(made_of)
         made = make_draft(recipe, target, model, dataset)
         made.model.save_pretrained(args.out / "student")
     stage = recipe.distill

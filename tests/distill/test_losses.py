@@ -17,6 +17,7 @@ from distill.loss_topk import top_k
 from distill.loss_weights import num_selected, select, survival_weights
 from distill.losses import IGNORE, LOSSES, LossError, check_losses, chunked_loss
 from distill.rows import draw_rows
+from engine.warp import Warp
 
 TOY_P = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log()
 TOY_Q = torch.tensor([[0.1, 0.3, 0.6]], dtype=torch.float64).log()
@@ -495,15 +496,16 @@ def test_acceptance_counts_against_the_whole_target():
     h, w = torch.randn(30, 6, generator=generator), torch.randn(100, 6, generator=generator)
     target_h, target_w = torch.randn(30, 5, generator=generator), torch.randn(100, 5, generator=generator)
     ids = torch.arange(0, 100, 3)
-    y, z = target_h @ target_w.T, h @ w.T
-    summary = summarise_target(target_h, target_w, temperature=0.7, chunk_tok=8)
+    y, z, warp = target_h @ target_w.T, h @ w.T, Warp(0.7)
+    summary = summarise_target(target_h, target_w, warp, chunk_tok=8)
     assert torch.equal(summary.best, y.argmax(-1))
-    whole = acceptance(h, w, target_h, target_w, summary, temperature=0.7, chunk_tok=8)
-    short = acceptance(h, w[ids], target_h, target_w[ids], summary, ids, temperature=0.7, chunk_tok=8)
+    whole = acceptance(h, w, target_h, target_w, summary, None, warp, warp, chunk_tok=8)
+    short = acceptance(h, w[ids], target_h, target_w[ids], summary, ids, warp, warp, chunk_tok=8)
     p = (y / 0.7).softmax(-1)
     assert torch.equal(whole.match, z.argmax(-1) == y.argmax(-1))
     assert torch.equal(short.match, ids[z[:, ids].argmax(-1)] == y.argmax(-1))
     torch.testing.assert_close(whole.alpha, torch.minimum(p, (z / 0.7).softmax(-1)).sum(-1))
     torch.testing.assert_close(short.alpha, torch.minimum(p[:, ids], (z[:, ids] / 0.7).softmax(-1)).sum(-1))
-    empty = acceptance(h[:0], w, target_h[:0], target_w, summarise_target(target_h[:0], target_w))
+    nothing = summarise_target(target_h[:0], target_w, warp)
+    empty = acceptance(h[:0], w, target_h[:0], target_w, nothing, None, warp, warp)
     assert empty.match.shape == empty.alpha.shape == (0,)

@@ -82,7 +82,7 @@ def work(environment: dict[str, str], arguments: list[str], said: Path) -> None:
     os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
     code = main(arguments)
     # Gloo's threads would abort the process if its exit overtook them, which is rare: so this, and not only the code.
-    sys.exit(99 if code == 0 and torch.distributed.is_initialized() else code)
+    sys.exit(99 if code in (0, 143) and torch.distributed.is_initialized() else code)
 
 
 def srun(world: Path, folder: Path, *arguments: str) -> list[Forked]:

@@ -8,6 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from distill.acceptance import acceptance, summarise_target
+from distill.recipe import load_recipe
+from distill.stages import served_warps
 from distill.teacher import Batch, ResponseDataset
 from distill.validation import FACTORS, GREEDY, Score, Served, Validation, choose, flat, table
 from engine.costs import Costs, predicted_speedup
@@ -123,6 +126,26 @@ def test_a_warped_target_is_judged_as_it_is_served(
     if rows is None:
         plain = {one.domain: one for one in score(draft, t_tied, dataset, warp=Warp(warp.temperature))}
         assert any(abs(plain[name].overlap - one.overlap) > 1e-3 for name, one in found.items())
+
+
+def test_what_a_recipe_serves_is_what_counts() -> None:
+    recipes = Path(__file__).parents[2] / "recipes"
+    one = load_recipe(recipes / "code.yaml", ["eval.temperature=0.8", "eval.top_p=0.9", "eval.top_k=50"])
+    assert served_warps(one) == (Warp(0.8, 50, 0.9), Warp(0.8))
+    own = ["eval.temperature=1.0", "eval.draft_temperature=0.6", "eval.draft_top_p=0.7"]
+    assert served_warps(load_recipe(recipes / "code.yaml", own)) == (Warp(1.0), Warp(0.6, 0, 0.7))
+
+
+def test_tied_logits_at_the_cut_are_a_distribution(t_tied: PreTrainedModel) -> None:
+    """bf16 logits have few values: what is cut among equal ones would leave p a sum above 1."""
+    head = t_tied.get_output_embeddings().weight.detach().bfloat16()
+    states = torch.randn(40, head.shape[1], generator=torch.Generator().manual_seed(3)).bfloat16()
+    warp = Warp(1.0, 30, 0.9)
+    summary = summarise_target(states, head, warp)
+    found = acceptance(states, head, states, head, summary, None, warp, warp)
+    assert float(found.alpha.max()) <= 1 + 1e-5
+    assert float(found.alpha.min()) > 0.8  # the draft is the target; but for what ties with the last token
+    assert summary.floor is not None and bool(torch.isfinite(summary.floor).all())
 
 
 def test_the_trained_domain_decides(t_tied: PreTrainedModel, dataset: ResponseDataset) -> None:
