@@ -124,14 +124,12 @@ def run_race(
         log.info("race: candidate %d of %d: %s", number + 1, len(runners), name_of(one))
         ready = prepare(one, own, target, model, answers.training, answers.held_out, answers.eos)
         rest = stop, NullTracker(), own.newest_whole(), steps
-        rows_of = trained_on(one.distill, answers.training)
         try:
-            best = fit(one, own, ready.module, rows_of, ready.validation, *rest)
+            best = fit(one, own, ready.module, trained_on(one.distill, answers.training), ready.validation, *rest)
         except TrainingDiverged as error:
             log.warning("race: candidate %d is out, its training diverged: %s", number + 1, error)
             rows.append({"candidate": number, "draft": name_of(one), "diverged": str(error)})
             write_json(record, rows)
-            del ready
             stop.check()
             continue
         stop.check()
