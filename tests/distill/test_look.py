@@ -82,7 +82,7 @@ def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) 
         (["traffic.train={folder}/plain.jsonl.gz"], "plain.jsonl.gz: no gzip file, though its name ends in .gz"),
         (
             ["distill.teacher=topk", "draft.head={{kind: full}}", "distill.teacher_topk=513"],
-            "distill.teacher_topk = 513: the target's head has 512 rows",
+            "distill.teacher_topk = 513: target and draft share 512 rows",
         ),
         (["trainer.num_nodes=2", "trainer.strategy=single"], "trainer.strategy = 'single' is one process"),
         (["trainer.strategy=fsdp"], "trainer.strategy = 'fsdp' is for several processes"),
