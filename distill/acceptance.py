@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from distill.loss_block import block_rows, capped, wide_dtype
+from distill.schema_eval import Eval
 from engine.warp import Warp, argmax, probabilities
 
 
@@ -40,6 +41,12 @@ class Acceptance:
 
     match: Tensor
     alpha: Tensor
+
+
+def served_warps(served: Eval) -> tuple[Warp, Warp]:
+    """How target and draft draw when the draft is served; a draft temperature still to be fitted is the target's."""
+    own = served.temperature if served.draft_temperature is None else served.draft_temperature
+    return Warp(served.temperature, served.top_k, served.top_p), Warp(own, 0, served.draft_top_p)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.acceptance import served_warps
 from distill.adapt import add_lora
 from distill.draft import Source, make_draft
 from distill.files import read_object, write_json
@@ -34,7 +35,6 @@ from distill.validation import Served, Validation
 from engine.bench import measure_costs
 from engine.costs import Costs
 from engine.model import Runner
-from engine.warp import Warp
 
 log = logging.getLogger(__name__)
 
@@ -172,18 +172,11 @@ def find_costs(
     return Served(
         costs,
         recipe.eval.k,
-        *served_warps(recipe),
+        *served_warps(recipe.eval),
         plan.get("prefill_ms", 0.0),
         plan.get("draft_prefill_ms", 0.0),
         recipe.eval.max_new_tok,
     )
-
-
-def served_warps(recipe: Recipe) -> tuple[Warp, Warp]:
-    """How target and draft draw when the draft is served; a draft temperature still to be fitted is the target's."""
-    served = recipe.eval
-    own = served.temperature if served.draft_temperature is None else served.draft_temperature
-    return Warp(served.temperature, served.top_k, served.top_p), Warp(own, 0, served.draft_top_p)
 
 
 def read_plan(run: Run) -> dict[str, Any]:

@@ -99,7 +99,6 @@ class Validation:
         self.sampled = not served.target.greedy
         self.warp, self.draft = (served.target, served.draft) if self.sampled else (PLAIN, PLAIN)
         self._batches = _batches(dataset.lengths, batch_tok)
-        # The target's side is the same at every validation.
         self._summaries: dict[int, TargetSummary] = {}
 
     @torch.no_grad()
@@ -137,11 +136,7 @@ class Validation:
     ) -> dict[int, list[Tensor]]:
         """By row: match and overlap with the rows in use, then both with every row; each [A]."""
         batch = self.dataset.collate(rows).to(heads[-1][1].device)
-        if number not in self._summaries:
-            self._summaries[number] = summarise_target(
-                batch.hidden_target, heads[-1][2], self.warp, self.softcaps[0], self.chunk_tok
-            )
-        states, summary = hidden(batch), self._summaries[number]
+        states, summary = hidden(batch), self._summary(number, batch, heads[-1][2])
         columns: list[Tensor] = []
         for ids, weight, teacher in heads:
             found = acceptance(
@@ -161,6 +156,14 @@ class Validation:
         lengths = [self.dataset.num_supervised[row] for row in rows]
         return {row: list(values) for row, *values in zip(rows, *(column.split(lengths) for column in columns))}
 
+    def _summary(self, number: int, batch: Batch, teacher_head: Tensor) -> TargetSummary:
+        """The target's side of a batch: the same at every validation."""
+        if number not in self._summaries:
+            self._summaries[number] = summarise_target(
+                batch.hidden_target, teacher_head, self.warp, self.softcaps[0], self.chunk_tok
+            )
+        return self._summaries[number]
+
     @torch.no_grad()
     def fit_temperature(
         self, hidden: Callable[[Batch], Tensor], head: Tensor, teacher_head: Tensor, shortlist: Tensor | None
@@ -173,16 +176,12 @@ class Validation:
         sums, num = torch.zeros(len(FACTORS), dtype=torch.float64), 0
         for number, members in enumerate(self._batches):
             batch = self.dataset.collate(members).to(teacher_head.device)
-            if number not in self._summaries:
-                self._summaries[number] = summarise_target(
-                    batch.hidden_target, teacher_head, self.warp, self.softcaps[0], self.chunk_tok
-                )
             sums += overlap_by_temperature(
                 hidden(batch),
                 head[rows],
                 batch.hidden_target,
                 teacher_head[rows],
-                self._summaries[number],
+                self._summary(number, batch, teacher_head),
                 self.warp,
                 [replace(self.draft, temperature=factor * self.warp.temperature) for factor in FACTORS],
                 self.softcaps,

@@ -14,6 +14,7 @@ import psutil
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from distill.acceptance import served_warps
 from distill.checkpoint import read_draft, verify_draft
 from distill.models import load_config, load_model, load_tokenizer, model_hash, param_counts, resolve
 from distill.recipe import Recipe
@@ -173,13 +174,10 @@ def capacity_of(stage: Eval, requests: Sequence[EvalRequest], config: PreTrained
 
 def draft_warp(stage: Eval, meta: Mapping[str, Any]) -> Warp:
     """What a draft samples from: the recipe's setting, else what was fitted for this temperature, else the target's."""
-    temperature = stage.temperature
-    fitted = meta.get("temperature")
-    if stage.draft_temperature is not None:
-        temperature = stage.draft_temperature
-    elif fitted and temperature > 0 and fitted["target"] == temperature:
-        temperature = fitted["draft"]
-    return Warp(temperature, 0, stage.draft_top_p)
+    own, fitted = served_warps(stage)[1], meta.get("temperature")
+    if stage.draft_temperature is None and fitted and 0 < stage.temperature == fitted["target"]:
+        own = replace(own, temperature=fitted["draft"])
+    return own
 
 
 def requests_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> Traffic:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from distill.acceptance import acceptance, summarise_target
+from distill.acceptance import acceptance, served_warps, summarise_target
 from distill.recipe import load_recipe
-from distill.stages import served_warps
 from distill.teacher import Batch, ResponseDataset
 from distill.validation import FACTORS, GREEDY, Score, Served, Validation, choose, flat, table
 from engine.costs import Costs, predicted_speedup
@@ -131,9 +130,9 @@ def test_a_warped_target_is_judged_as_it_is_served(
 def test_what_a_recipe_serves_is_what_counts() -> None:
     recipes = Path(__file__).parents[2] / "recipes"
     one = load_recipe(recipes / "code.yaml", ["eval.temperature=0.8", "eval.top_p=0.9", "eval.top_k=50"])
-    assert served_warps(one) == (Warp(0.8, 50, 0.9), Warp(0.8))
+    assert served_warps(one.eval) == (Warp(0.8, 50, 0.9), Warp(0.8))
     own = ["eval.temperature=1.0", "eval.draft_temperature=0.6", "eval.draft_top_p=0.7"]
-    assert served_warps(load_recipe(recipes / "code.yaml", own)) == (Warp(1.0), Warp(0.6, 0, 0.7))
+    assert served_warps(load_recipe(recipes / "code.yaml", own).eval) == (Warp(1.0), Warp(0.6, 0, 0.7))
 
 
 def test_tied_logits_at_the_cut_are_a_distribution(t_tied: PreTrainedModel) -> None:

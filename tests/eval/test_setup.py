@@ -8,8 +8,9 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from distill.recipe import load_recipe
 from distill.schema_eval import Eval, group_of
+from engine.warp import Warp
 from eval.decoders import EvalRequest
-from eval.setup import capacity_of, contexts_of, graph_of, requests_of, sets_of
+from eval.setup import capacity_of, contexts_of, draft_warp, graph_of, requests_of, sets_of
 from tests.eval.test_prompts import recipe_of
 
 
@@ -71,3 +72,12 @@ def test_the_report_says_why_nothing_is_captured() -> None:
     assert graph_of(recipe, "cuda")[0] and graph_of(recipe, "cuda")[1].startswith("on")
     off = load_recipe("recipes/code.yaml", ("trainer.graph=false",))
     assert graph_of(off, "cuda") == (False, "off: trainer.graph is false")
+
+
+def test_a_draft_draws_as_the_recipe_says_else_as_was_fitted_for_this_temperature() -> None:
+    fitted = {"temperature": {"target": 0.8, "draft": 0.6}}
+    assert draft_warp(Eval(temperature=0.8, top_p=0.9, draft_top_p=0.7), fitted) == Warp(0.6, 0, 0.7)
+    assert draft_warp(Eval(temperature=1.0), fitted) == Warp(1.0)
+    assert draft_warp(Eval(temperature=0.8), {}) == Warp(0.8)
+    assert draft_warp(Eval(temperature=0.8, draft_temperature=0.5), fitted) == Warp(0.5)
+    assert draft_warp(Eval(), {"temperature": {"target": 0.0, "draft": 0.9}}) == Warp(0.0)
