@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from distill.bridge import bridge
 from distill.importance import measure_importance
-from distill.models import load_model
+from distill.models import load_model, resolve
 from distill.prune import layer_plan, prune
 from distill.recipe import Recipe
 from distill.shape import ShapeError, Target, places
@@ -75,7 +75,7 @@ def make_draft(
     source = source or Source(model, list(range(target.config.num_hidden_layers)))
     if stage.kind == "pretrained":
         assert stage.model is not None
-        draft = load_model(stage.model, "float32")
+        draft = load_model(resolve(stage.model, stage.revision), "float32")
     else:
         draft, facts = _cut_draft(recipe, source, model.get_output_embeddings().weight.detach(), dataset)
     head = draft.get_output_embeddings().weight
@@ -99,7 +99,7 @@ def _cut_draft(
     num = stage.num_layers or len(source.layers)
     layers = layer_plan(len(source.layers), named, num, stage.choose, influence)
     state = {name: weight.float().cpu() for name, weight in model.state_dict().items()}
-    config, state = prune(model.config, state, layers, *widths, importance)
+    config, state = prune(model.config, state, layers, *widths, importance, stage.untie_head)
     draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     draft.load_state_dict(state, strict=True)
     facts: dict[str, Any] = {"layers": [source.layers[at] for at in layers]}

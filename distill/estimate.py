@@ -14,7 +14,7 @@ from typing import Any
 from distill.counts import count, kv_bytes
 from distill.devices import Device
 from distill.footprint import BYTES, Footprint, footprint
-from distill.recipe import Draft, Recipe, rounds_of
+from distill.recipe import Draft, Recipe, load_recipe, longest_prompt, rounds_of
 from distill.roofline import LAYER_OPS, step_ms
 from distill.schema_replay import replay_start
 
@@ -71,7 +71,10 @@ def draft_lines(
     held = 4 * stored + found.optimizer * (recipe.trainer.num_processes if recipe.trainer.strategy == "fsdp" else 1)
     disk = 2 * held + 4 * stored + BYTES[draft.dtype] * stored
     yield f"{key}: on disk {gb(disk)} of checkpoints and draft"
-    minutes, text = _minutes(recipe, config, draft, found, device)
+    # The pace of a CPU was measured with cached states and every weight trained.
+    usual = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"teacher": "hidden"})})
+    work = found.flops / footprint(usual, draft.model_copy(update={"lora": None}), target, config).flops
+    minutes, text = _minutes(recipe, config, draft, found, device, work)
     spent.append(minutes)
     yield f"{key}: {text}"
 
@@ -93,9 +96,12 @@ def _parts(recipe: Recipe, found: Footprint) -> str:
 
 
 def _minutes(
-    recipe: Recipe, config: Config, draft: Draft, found: Footprint, device: Device | None
+    recipe: Recipe, config: Config, draft: Draft, found: Footprint, device: Device | None, work: float
 ) -> tuple[float | None, str]:
-    """Minutes of training, None where they are not known, and what is said of them."""
+    """Minutes of training, None where they are not known, and what is said of them.
+
+    `work` is the products of a step over those with cached states and every weight trained.
+    """
     stage = recipe.distill
     steps = stage.max_steps if recipe.draft.race_steps is None else recipe.draft.race_steps
     if pace := own_pace(recipe):
@@ -115,7 +121,7 @@ def _minutes(
         )
     else:
         read = count(config, draft.head.size, draft.head.rank)[1]
-        seconds = 6 * read * stage.tokens_per_step * stage.accumulate / TRAIN_FLOPS
+        seconds = work * 6 * read * stage.tokens_per_step * stage.accumulate / TRAIN_FLOPS
         how = (
             f"for {steps} steps on a CPU, at the {TRAIN_FLOPS / 1e9:.0f} GFLOP/s measured on two cores with bf16 "
             "products; a GPU's are unknown"
@@ -147,7 +153,20 @@ def answer_lines(
     prompts = recipe.traffic.num_train
     tokens = prompts * stage.max_new_tok
     rows = min(stage.batch_size, prompts)
-    asked = min(recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1)
+    positions = target.get("max_position_embeddings")
+    asked = longest_prompt(recipe, positions if type(positions) is int else None)
+    if asked < 1:
+        problems.append(
+            f"responses.max_new_tok = {stage.max_new_tok}: the target has {positions} "
+            "positions, which leave none for a prompt; lower it"
+        )
+        return
+    if asked < recipe.traffic.max_prompt_tok:
+        yield (
+            f"answers: prompts of more than {asked} tokens are left out of training (distill.max_length = "
+            f"{recipe.distill.max_length} and the target's positions hold the answer too), though "
+            f"traffic.max_prompt_tok = {recipe.traffic.max_prompt_tok}"
+        )
     cache = rows * (asked + stage.max_new_tok) * kv_bytes(target, size)
     yield (
         f"target: {stored / 1e6:.1f} M parameters, {gb(stored * size)} as {recipe.target.dtype}; up to {gb(cache)} "
@@ -226,7 +245,7 @@ def own_pace(recipe: Recipe) -> tuple[float, Path] | None:
         return None
     run = (Path(recipe.output_dir) / recipe.name / "latest").resolve()
     try:
-        former = json.loads((run / "recipe.json").read_text())
+        former = load_recipe(run / "recipe.json").model_dump(mode="json")
         rows = [json.loads(line) for line in (run / "train.jsonl").read_text().splitlines()]
     except (OSError, ValueError):
         return None

@@ -131,8 +131,10 @@ def _announce(recipe: Recipe, dataset: ResponseDataset, num_prompts: int) -> Non
     supervised, total = sum(dataset.num_supervised), sum(dataset.lengths)
     tokens = stage.tokens_per_step * stage.accumulate * recipe.trainer.num_processes
     log.info(
-        "training on %d prompts, %d answers, %d supervised tokens (%s answers; dropped: %s; cut at max_length: %d)",
+        "training on %d prompts, %d answers, %d supervised tokens (%s answers; dropped: %s; cut at max_length: %d; "
+        "ended in a repetition: %d)",
         *(num_prompts, len(dataset), supervised, recipe.responses.source, dataset.num_dropped, dataset.num_cut),
+        sum(row.finish == "loop" for row in dataset.rows),
     )
     log.info(
         "%d steps of at most %d tokens (about %d supervised, %.1f answers; accumulate %d, processes %d): %.1f epochs",

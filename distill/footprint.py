@@ -19,8 +19,8 @@ from distill.schema_draft import Draft
 Config = Mapping[str, Any]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Elements of one block of logits on a GPU, and blocks alive at once in the loss, each in float32: both models' logits,
-# probabilities and gradients. Six whole chunks of 1,024 positions at 152k rows would be 3.7 GB; blocks are 0.8.
-CUDA_BLOCK = 1 << 25
+# probabilities and gradients. Six whole chunks of 1,024 positions at 152k rows would be 3.7 GB; blocks are 0.4.
+CUDA_BLOCK = 1 << 24
 LOGIT_COPIES = 6
 # Layers that fsdp holds whole at once: the one that runs, and the next, which comes meanwhile.
 GATHERED_LAYERS = 2

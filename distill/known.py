@@ -12,8 +12,17 @@ from typing import Any
 PRE_NORM = ("llama", "qwen2", "qwen3", "mistral")
 PRUNABLE = (*PRE_NORM, "gemma2", "gemma3_text")
 SUPPORTED = (*PRUNABLE, "mixtral", "qwen3_moe")
+# Types whose stock config refuses a width that is no multiple of the query heads.
+EVEN_WIDTH = ("llama", "gemma2", "gemma3_text")
 # Checkpoints that also see images, by the type and class of their text part, which is a target of its own.
 TEXT_PARTS = {"gemma3": ("gemma3_text", "Gemma3ForCausalLM")}
+
+
+def draft_folder(model: str | None) -> Path | None:
+    """The folder of a draft that this project wrote; None for anything else."""
+    if model is None or not os.path.isfile(os.path.join(os.path.expanduser(model), "draft.json")):
+        return None
+    return Path(os.path.expanduser(model))
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,20 @@ from distill.counts import head_dim, kv_heads
 from distill.devices import Device, DeviceTableError, find_device, read_devices
 from distill.estimate import answer_lines, draft_lines, gb
 from distill.fields import matches, sources
-from distill.known import BUNDLED, PRE_NORM, PRUNABLE, SUPPORTED, bundled_folder, text_settings
+from distill.files import read_object
+from distill.known import (
+    BUNDLED,
+    EVEN_WIDTH,
+    PRE_NORM,
+    PRUNABLE,
+    SUPPORTED,
+    bundled_folder,
+    draft_folder,
+    text_settings,
+)
 from distill.published import published_config
 from distill.readers import TrafficError, is_hub_id
-from distill.recipe import Draft, Recipe, round_draft, rounds_of
+from distill.recipe import Draft, Recipe, doubts, round_draft, rounds_of
 from distill.traffic import Split, first_prompts, load_prompts
 
 # Files up to this size are read whole, as a run reads them; of larger ones the first rows.
@@ -47,7 +57,7 @@ def look(recipe: Recipe, name: str) -> list[str]:
     Raises:
         CheckError: files that are missing or broken, a target or a draft shape that cannot be used.
     """
-    lines: list[str] = []
+    lines = doubts(recipe)
     counted: dict[Split, int] = {}
     problems = [*_traffic(recipe, lines, counted)]
     if 0 < (there := counted.get("train", 0)) < recipe.traffic.num_train:  # sizes are of what will be answered
@@ -62,14 +72,19 @@ def look(recipe: Recipe, name: str) -> list[str]:
         if draft.kind == "pretrained":
             assert draft.model is not None
             found = find_config(draft.model, f"{key}.model", problems, lines)
+            lines += _head_lost(key, draft)
         else:
             found = None if source is None or target is None else cut_config(key, draft, source, problems, target)
         source = found if recipe.draft.rounds else target
         if draft.head.size is not None and found is not None and draft.head.size > found["vocab_size"]:
             problems.append(f"{key}.head.size = {draft.head.size}: the head has {found['vocab_size']} rows")
+        if draft.head.rank is not None and found is not None and draft.head.rank > found["hidden_size"]:
+            problems.append(f"{key}.head.rank = {draft.head.rank}: the head is {found['hidden_size']} wide")
         if target is not None and found is not None:
             rows.append(found["vocab_size"])
             lines += draft_lines(key, one, draft, target, found, reference, device, problems, spent)
+        else:
+            spent.append(None)
     if target is not None:
         kept, shared = recipe.distill.teacher_topk, min([target["vocab_size"], *rows])
         if recipe.distill.teacher == "topk" and kept > shared:
@@ -78,15 +93,28 @@ def look(recipe: Recipe, name: str) -> list[str]:
             )
         lines += answer_lines(recipe, target, device, problems, spent)
     known = [minutes for minutes in spent if minutes is not None]
-    # A race goes on with one of its drafts, which is not known yet.
-    if len(known) == len(spent) > 1 and recipe.draft.kind != "race":
-        lines.append(
-            f"in all: about {sum(known):.1f} minutes before the evaluation, if every answer is as long as it may be"
-        )
+    if len(known) == len(spent) > 1:
+        about = f"{sum(known):.1f}"
+        if recipe.draft.race_steps is not None:  # goes on with one of its drafts, which is not known yet
+            rest = recipe.distill.max_steps / recipe.draft.race_steps - 1
+            raced = known[: len(recipe.draft.candidates or ())]
+            about = " to ".join(f"{sum(known) + rest * one:.1f}" for one in (min(raced), max(raced)))
+        lines.append(f"in all: about {about} minutes before the evaluation, if every answer is as long as it may be")
     if problems:
         heading = "a reason" if len(problems) == 1 else f"{len(problems)} reasons"
         raise CheckError("\n".join([f"{name}: {heading} not to start", *(f"  {line}" for line in problems)]))
     return lines
+
+
+def _head_lost(key: str, draft: Draft) -> Iterator[str]:
+    """One line where a draft with a shortlist is tuned without it."""
+    folder = draft_folder(draft.model)
+    rows = None if folder is None else read_object(folder / "draft.json", CheckError).get("shortlist")
+    if isinstance(rows, list) and len(rows) != draft.head.size:
+        yield (
+            f"{key}.model {draft.model}: was trained with a shortlist of {len(rows)} rows, which {key}.head = {{kind: "
+            f"shortlist, size: {len(rows)}}} keeps; with {draft.head.model_dump(exclude_none=True)} they are not kept"
+        )
 
 
 def _drafts(recipe: Recipe) -> list[tuple[str, Recipe, Draft]]:
@@ -245,16 +273,21 @@ def cut_config(
     if kind not in PRE_NORM and (narrower or draft.bridge):
         name = "bridge" if draft.bridge else "hidden_size"
         problems.append(f"{key}.{name}: {kind} norms what its layers write; it works for {', '.join(PRE_NORM)}")
+    groups = draft.num_kv_heads or kv_heads(source)
+    heads = groups * (source["num_attention_heads"] // kv_heads(source))
+    width = draft.hidden_size or source["hidden_size"]
+    if kind in EVEN_WIDTH and len(problems) == before and heads and width % heads:
+        wish = f"hidden_size {width // heads * heads or heads}" if kind in PRE_NORM else "another num_kv_heads"
+        problems.append(f"{key}.hidden_size {width}: {kind} needs a multiple of its {heads} query heads; try {wish}")
     if len(problems) > before:
         return None
-    group = source["num_attention_heads"] // kv_heads(source)
-    groups = draft.num_kv_heads or kv_heads(source)
     return {
         **source,
         "num_hidden_layers": len(draft.layers) if draft.layers is not None else draft.num_layers or there,
-        "hidden_size": draft.hidden_size or source["hidden_size"],
+        "hidden_size": width,
         "intermediate_size": draft.intermediate_size or source["intermediate_size"],
         "num_key_value_heads": groups,
-        "num_attention_heads": groups * group,
+        "num_attention_heads": heads,
+        **({"tie_word_embeddings": False} if draft.untie_head else {}),
         "head_dim": head_dim(source),
     }

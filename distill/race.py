@@ -172,7 +172,7 @@ def name_of(recipe: Recipe) -> str:
             )
             if value is not None
         ]
-        words += ["bridge"] * draft.bridge
+        words += ["bridge"] * draft.bridge + ["own head"] * draft.untie_head
     head = draft.head.size or draft.head.rank
     words += [f"{draft.head.kind} {head}"] if head else []
     words += [f"lora {draft.lora.rank}"] if draft.lora else []

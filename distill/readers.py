@@ -17,6 +17,7 @@ from distill.schema import Traffic
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TrafficError(ValueError):
@@ -86,6 +87,8 @@ def _jsonl(file: Path, skip: bool, counts: Counter[str]) -> Iterator[Row]:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                if number == 1 and line.startswith(GZIP_MAGIC):
+                    raise TrafficError(f"{file}: gzip data; give it a name that ends in .jsonl.gz, or unpack it")
                 if not line.strip():
                     continue
                 try:

@@ -135,8 +135,44 @@ def round_draft(draft: Draft, one: Round) -> Draft:
     """A round as a draft stage: every weight is trained, with the whole head or the draft's own shortlist."""
     shape = one.model_dump(exclude={"frac"})
     head = draft.head if draft.head.kind == "shortlist" else Head()
-    free = {"rounds": (), "bridge": False, "lora": None, "head": head, "size_frac": (0.0, 1.0), "dtype": "float32"}
-    return draft.model_copy(update=shape | free)
+    free = {"rounds": (), "bridge": False, "untie_head": False, "lora": None, "head": head, "size_frac": (0.0, 1.0)}
+    return draft.model_copy(update=shape | free | {"dtype": "float32"})
+
+
+def longest_prompt(recipe: Recipe, positions: int | None) -> int:
+    """Tokens of a prompt beyond which it is not answered: no training row or no model would hold its answer too.
+
+    Args:
+        recipe: its traffic, responses and distill stages count.
+        positions: that the target has; None is no limit.
+    """
+    room = [recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1]
+    return min(room if positions is None else [*room, positions - recipe.responses.max_new_tok])
+
+
+def doubts(recipe: Recipe) -> list[str]:
+    """What is allowed and yet seldom meant, a line each."""
+    stage, served, written = recipe.distill, recipe.eval.temperature, recipe.responses.temperatures
+    found = []
+    if stage.objective is not None:
+        meant = 0.0 if stage.objective == "greedy" else stage.temperature
+        if meant != served:
+            found.append(
+                f"distill.objective = {stage.objective!r} trains for temperature {meant:g}, but eval.temperature = "
+                f"{served:g} chooses the draft and measures it; set them alike"
+            )
+    if recipe.responses.source == "target" and not min(written) <= served <= max(written):
+        found.append(
+            f"responses.temperatures = {list(written)}: the draft is measured at eval.temperature = {served:g}, of "
+            "which no answer is written; add it"
+        )
+    drafts = (recipe.draft, *(recipe.draft.candidates or ()))
+    if stage.outside_rows == 0 and any(draft.head.kind == "shortlist" for draft in drafts):
+        found.append(
+            "distill.outside_rows = 0 trains the shortlist's rows alone: servers that read the whole head get a worse "
+            "draft; leave it out"
+        )
+    return found
 
 
 def _read(text: str, source: str, places: dict[Key, str], problems: list[str]) -> Any:

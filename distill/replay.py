@@ -37,7 +37,7 @@ from distill.launch import ALONE, Place
 from distill.models import load_model
 from distill.module import DraftModule
 from distill.prompt import Prompt
-from distill.recipe import Recipe, Responses
+from distill.recipe import Recipe, Responses, longest_prompt
 from distill.responses import Answered, answer_row, loops, write_responses
 from distill.runs import Run, RunError, Stop
 from distill.schema_replay import replay_start
@@ -233,7 +233,7 @@ def write_replay(
         recipe.seed + 1,  # other samples than those of responses/
         eos,
         target.sha256,
-        min(recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1),
+        longest_prompt(recipe, target.positions),
         recipe.traffic.system,
         progress,
         answer=partial(_answer, small, stage.k),

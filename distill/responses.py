@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 LOOP_TOKENS = 24  # a repetition shorter than this may be honest text (a table, a row of zeros)
 LOOP_PERIOD = 32
+LONGEST_PROMPT = (  # `distill.recipe.longest_prompt`
+    "the lowest of traffic.max_prompt_tok, distill.max_length - 1 and the target's positions less responses.max_new_tok"
+)
 # Keys that are no property of the answers, so that a resumption may change them.
 FREE = {"batch_size", "shard_rows", "server", "server_model", "concurrency", "retries", "timeout_s", "api_key_env"}
 Answered = tuple[int, dict[str, Any], Tensor]  # place in the work, row, hidden states
@@ -148,13 +151,13 @@ def list_work(
             work.add(prompt, ids, stage.temperatures[(num - 1) % len(stage.temperatures)])
     if not len(work):
         raise ResponsesError(
-            f"none of {num} prompts can be answered: {dropped['prompt_too_long']} are over "
-            f"traffic.max_prompt_tok = {max_prompt_tok} tokens, {dropped['no_reference']} have no reference"
+            f"none of {num} prompts can be answered: {dropped['prompt_too_long']} are over {max_prompt_tok} tokens "
+            f"({LONGEST_PROMPT}), {dropped['no_reference']} have no reference"
         )
     if lost := sum(dropped.values()):
         log.warning(
-            "%d of %d prompts are not answered: %d over traffic.max_prompt_tok = %d tokens, %d without a reference",
-            *(lost, num, dropped["prompt_too_long"], max_prompt_tok, dropped["no_reference"]),
+            "%d of %d prompts are not answered: %d over %d tokens (%s), %d without a reference",
+            *(lost, num, dropped["prompt_too_long"], max_prompt_tok, LONGEST_PROMPT, dropped["no_reference"]),
         )
     return work, dropped
 

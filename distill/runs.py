@@ -11,7 +11,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from distill.files import write_json, write_text
-from distill.recipe import Recipe, dump
+from distill.recipe import Recipe, RecipeError, dump, load_recipe
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +242,8 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
         former, wanted = _flat(json.loads(path.read_text(encoding="utf-8"))), _flat(json.loads(dump(recipe)))
     except ValueError as error:
         raise RunError(f"{path}: not JSON, so the run cannot go on: {error}; start a new one") from error
+    with suppress(RecipeError):  # keys that a run of an older version has not yet got stand at their defaults
+        former = _flat(json.loads(dump(load_recipe(path))))
     changed = sorted(key for key in former.keys() | wanted.keys() if former.get(key) != wanted.get(key))
     refused = [key for key in changed if not any(key == free or key.startswith(free + ".") for free in RESUMABLE)]
     if refused:

@@ -52,13 +52,15 @@ class Draft(Stage):
 
     Attributes:
         kind: prune cuts it from the target; pretrained loads `model`; race tries every one of `candidates` first.
-        model: where a pretrained draft lies.
+        model, revision: where a pretrained draft lies; branch, tag or commit of a hub id.
         layers: the target's layers to keep, strictly increasing.
         num_layers: keep so many; `choose` says which.
         choose: spaced is evenly, first and last among them; ends is the first ones and the last; influence leaves out
             those that change their input least on the training answers.
         bridge: refit the last kept layer to the target's final state in closed form (`distill.bridge`).
         hidden_size, intermediate_size, num_kv_heads: widths of the draft; null keeps the target's.
+        untie_head: give a narrower draft of a target whose head is its embedding a head of its own: a far better start
+            (`distill.width`), for rows x hidden_size more parameters stored; those that are read are as many.
         rounds: shapes in between, for a target much larger than the draft: each is cut from the one before and
             distilled for a share of the steps; null widths keep the last round's. () cuts in one go.
         head: the output head.
@@ -72,6 +74,7 @@ class Draft(Stage):
 
     kind: Literal["prune", "pretrained", "race"] = "prune"
     model: Text | None = None
+    revision: Text | None = None
     layers: Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(increasing)] | None = None
     num_layers: Positive | None = None
     choose: Literal["spaced", "ends", "influence"] = "spaced"
@@ -79,6 +82,7 @@ class Draft(Stage):
     hidden_size: Positive | None = None
     intermediate_size: Positive | None = None
     num_kv_heads: Positive | None = None
+    untie_head: bool = False
     rounds: tuple[Round, ...] = ()
     head: Head = Head()
     lora: Lora | None = None
@@ -112,11 +116,15 @@ class Draft(Stage):
             yield from order_clashes(self.rounds, self.layers)
             if self.model is not None:
                 yield "model", "belongs to kind: pretrained; a pruned draft comes from target.model"
+            if self.revision is not None:
+                yield "revision", "belongs to kind: pretrained; a pruned draft comes from target.revision"
+            if self.untie_head and self.head.kind == "low_rank":
+                yield "untie_head", "= true: a low_rank head is one of its own already; leave it out"
         else:
             if self.model is None:
                 yield "model", "is missing: kind: pretrained needs a checkpoint (hub id or folder)"
             widths = ("hidden_size", "intermediate_size", "num_kv_heads")
-            for key in ("layers", "num_layers", "choose", "bridge", "rounds", *widths):
+            for key in ("layers", "num_layers", "choose", "bridge", "untie_head", "rounds", *widths):
                 if getattr(self, key) != type(self).model_fields[key].default:
                     yield key, "belongs to kind: prune; a pretrained draft keeps its own shape"
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from distill.known import PRE_NORM
+from distill.checkpoint import read_draft
+from distill.known import PRE_NORM, draft_folder
 from distill.models import SizeCount, load_config, load_tokenizer, model_hash, param_counts, resolve
 from distill.prune import layer_plan, pruned_config
 from distill.recipe import Draft, Recipe, Round
@@ -41,6 +42,11 @@ class Target:
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
     size: SizeCount
+
+    @property
+    def positions(self) -> int | None:
+        """Positions that it has, where its config says so."""
+        return getattr(self.config, "max_position_embeddings", None)
 
 
 @dataclass(frozen=True)
@@ -85,14 +91,22 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
 
     Raises:
         PruneError: a shape that cannot be cut from this target.
-        ShapeError: out of `draft.size_frac`, or a shortlist longer than the vocabulary.
+        BrokenDraft: a pretrained draft of this project whose draft.json can not be read.
+        ShapeError: out of `draft.size_frac`, a shortlist longer than the vocabulary, or factors wider than the head.
         TokenizerMismatch: a pretrained draft that means other tokens.
     """
     stage, head = recipe.draft, recipe.draft.head
     config = draft_config(recipe, target.config)
     if stage.kind == "pretrained":
         assert stage.model is not None
-        check_shared(target.tokenizer, load_tokenizer(stage.model), target.config.vocab_size, config.vocab_size)
+        spoken = load_tokenizer(stage.model, stage.revision)
+        check_shared(target.tokenizer, spoken, target.config.vocab_size, config.vocab_size)
+        if (own := own_rows(stage)) is not None and len(own) != head.size:
+            log.warning(
+                "draft.model %s was trained with a shortlist of %d rows; draft.head = {kind: shortlist, size: %d} "
+                "keeps it",
+                *(stage.model, len(own), len(own)),
+            )
     elif stage.bridge and config.model_type not in PRE_NORM:
         raise ShapeError(
             f"draft.bridge: {config.model_type} norms what its layers write, so nothing can be folded there; "
@@ -100,6 +114,8 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
         )
     if head.size is not None and head.size > config.vocab_size:
         raise ShapeError(f"draft.head.size = {head.size}: the head has {config.vocab_size} rows, allowed up to that")
+    if head.rank is not None and head.rank > config.hidden_size:
+        raise ShapeError(f"draft.head.rank = {head.rank}: the head is {config.hidden_size} wide, allowed up to that")
     size = draft_size(config, head.size, head.rank)
     sizes = Sizes(size, size.stored / target.size.stored, size.read / target.size.read)
     log.info(
@@ -118,6 +134,16 @@ def check_draft(recipe: Recipe, target: Target) -> Sizes:
     return sizes
 
 
+def own_rows(draft: Draft) -> Tensor | None:
+    """The shortlist [S] that a pretrained draft of this project was trained with, or None.
+
+    Raises:
+        BrokenDraft: its draft.json can not be read.
+    """
+    folder = draft_folder(draft.model)
+    return None if folder is None else read_draft(folder).shortlist
+
+
 def draft_config(recipe: Recipe, target: PreTrainedConfig) -> PreTrainedConfig:
     """The draft's config; which of the target's layers it keeps may still be open, its sizes are not.
 
@@ -131,13 +157,14 @@ def draft_config(recipe: Recipe, target: PreTrainedConfig) -> PreTrainedConfig:
     stage = recipe.draft
     if stage.kind == "pretrained":
         assert stage.model is not None
-        return load_config(resolve(stage.model))
+        return load_config(stage.model, stage.revision)
     config, held = target, list(range(target.num_hidden_layers))
     shapes: tuple[Round | Draft, ...] = (*stage.rounds, stage)
     for number, one in enumerate(shapes):
         try:
             layers = layer_plan(len(held), places(one.layers, held), one.num_layers or len(held))
-            config = pruned_config(config, layers, one.hidden_size, one.intermediate_size, one.num_kv_heads)
+            widths = one.hidden_size, one.intermediate_size, one.num_kv_heads
+            config = pruned_config(config, layers, *widths, untie_head=one is stage and stage.untie_head)
         except ValueError as error:
             if number == len(stage.rounds):
                 raise

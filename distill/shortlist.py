@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections import Counter
@@ -12,7 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from distill.recipe import Recipe
+from distill.shape import own_rows
 from distill.shards import ResponseRow
+
+log = logging.getLogger(__name__)
 
 ENOUGH = 0.99  # of the answers' tokens
 
@@ -22,13 +26,21 @@ def shortlist_of(
 ) -> Tensor | None:
     """The head rows that the engine will use, ascending [S], or None for all.
 
+    A draft that is tuned keeps the rows that it was trained with: others would be rows that its head hardly knows.
+
     Args:
         recipe: its draft's head.
         target: the target's config.
         rows: training answers.
         eos: ids that end an answer.
+
+    Raises:
+        BrokenDraft: the draft that is tuned has a draft.json that can not be read.
     """
-    size = recipe.draft.head.size
+    size, own = recipe.draft.head.size, own_rows(recipe.draft)
+    if own is not None and size == len(own):
+        log.info("shortlist: the %d rows that %s was trained with", size, recipe.draft.model)
+        return own
     return None if size is None else torch.tensor(sorted(by_use(rows, target.vocab_size, eos)[:size]))
 
 

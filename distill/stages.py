@@ -22,7 +22,7 @@ from distill.files import read_object, write_json
 from distill.models import load_model
 from distill.module import DraftModule
 from distill.prompt import Prompt
-from distill.recipe import Distill, Recipe
+from distill.recipe import Distill, Recipe, longest_prompt
 from distill.responses import write_responses
 from distill.runs import Run, RunError
 from distill.schema_eval import group_of
@@ -63,7 +63,7 @@ def held_out(recipe: Recipe, target: Target) -> list[Prompt]:
 def _evaluated(recipe: Recipe, target: Target, prompts: Sequence[Prompt]) -> set[str]:
     """Ids of the prompts that `eval.prompts` takes: the first of each domain and context group that fit, or are cut."""
     stage, longest = recipe.eval, recipe.traffic.max_prompt_tok
-    limit = min(longest, getattr(target.config, "max_position_embeddings", 1 << 40) - stage.max_new_tok)
+    limit = longest if target.positions is None else min(longest, target.positions - stage.max_new_tok)
     taken: set[str] = set()
     num: Counter[tuple[str, str]] = Counter()
     for prompt in prompts:
@@ -106,8 +106,7 @@ def write_answers(recipe: Recipe, run: Run, target: Target, model: PreTrainedMod
             recipe.seed,
             eos,
             target.sha256,
-            # A longer prompt would leave no room for an answer in a training row.
-            min(recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1),
+            longest_prompt(recipe, target.positions),
             recipe.traffic.system,
             progress,
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from distill.launch import ALONE, Board, Place, as_torchrun, check_processes, find_place, own_run
 from distill.look import look
-from distill.recipe import Recipe, dump, load_recipe, recipe_hash
+from distill.recipe import Recipe, doubts, dump, load_recipe, recipe_hash
 from distill.runs import Interrupted, Run, Stop, check_run, create_run, reopen_run
 from distill.schema_rounds import round_steps
 from distill.surroundings import RunLog, first_host, quiet, stay_offline, talk
@@ -100,6 +100,8 @@ def _lead(recipe: Recipe, resume: Path | None, stop: Stop, place: Place, board: 
     handler = RunLog(run.folder / "train.log")
     logging.getLogger().addHandler(handler)
     log.info("run %s", run.folder)
+    for doubt in doubts(recipe):
+        log.warning("%s", doubt)
     try:
         if _finished(recipe, run):
             return 0

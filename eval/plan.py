@@ -282,7 +282,9 @@ def shapes_of(recipe: Recipe, config: Any) -> list[tuple[str, Any, int | None, i
     widths = (own.hidden_size, own.intermediate_size, own.num_key_value_heads)
     for depth in sorted({1, 2, 4, config.num_hidden_layers // 2} - {own.num_hidden_layers}):
         kept = layer_plan(config.num_hidden_layers, None, depth)
-        found.append((f"{depth} layer{'s' * (depth > 1)}", pruned_config(config, kept, *widths), rows, rank))
+        found.append(
+            (f"{depth} layer{'s' * (depth > 1)}", pruned_config(config, kept, *widths, stage.untie_head), rows, rank)
+        )
     if rows is not None or rank is not None:
         found.append(("whole head", own, None, None))
     return found

@@ -196,6 +196,7 @@ def _cut(recipe: Recipe, target: Mapping[str, Any], depth: int, width: int, head
         hidden_size=own.hidden_size,
         intermediate_size=None if width == target["intermediate_size"] else width,
         num_kv_heads=own.num_kv_heads,
+        untie_head=own.untie_head and head.kind != "low_rank",
         head=head,
         lora=own.lora,
         size_frac=own.size_frac,

@@ -179,6 +179,7 @@ def parts_for(args: argparse.Namespace, device: torch.device) -> list[Part]:
         Part("divergence: tiny", 20, lambda: tiny_divergence(device)),
         Part("divergence: target", 60, lambda: target_divergence(args, device), no_target),
         Part("costs: target", 60, lambda: target_costs(args, device), no_target),
+        Part("loss memory", 30, lambda: loss_memory(device), no_cuda),
         Part("attention", 40, attention(("sdpa", "split"), (1024, 8192, 32768) if cuda else (512,), (1, 8))),
     ]
     if not cuda:
@@ -198,6 +199,36 @@ def tiny_divergence(device: torch.device) -> list[dict[str, Any]]:
     prompts = torch.randint(0, 512, (num, 24), generator=torch.Generator().manual_seed(1)).tolist()
     drafter = ModelDrafter(Runner(model, 1, 160), graph=graph)
     return [{"drafter": "self", **compare_greedy(Runner(model, 1, 160), drafter, prompts, 4, new, graph)}]
+
+
+def loss_memory(device: torch.device, width: int = 896, limit: float = 2.3e9) -> list[dict[str, Any]]:
+    """The loss over 151,936 rows and 8,192 positions: its peak beyond its inputs, and its value against plain logits.
+
+    Raises:
+        AssertionError: more than `limit` bytes, or another value.
+    """
+    from distill.loss_reference import divergence
+    from distill.losses import chunked_loss
+
+    rows, num, few = 151_936, 8192, 64
+    torch.manual_seed(0)
+    head = (torch.randn(rows, width, device=device) / width**0.5).requires_grad_()
+    hidden = torch.randn(num, width, device=device, requires_grad=True)
+    target, theirs = torch.randn(num, width, device=device), torch.randn(rows, width, device=device) / width**0.5
+    theirs = theirs.bfloat16()
+    labels = torch.zeros(num, dtype=torch.long, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        before, _ = torch.cuda.memory_allocated(), torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        loss, stats = chunked_loss(hidden, head, target, theirs, labels, {"forward_kl": 1.0}, num)
+        loss.backward()
+        torch.cuda.synchronize()
+        seconds, peak = time.perf_counter() - started, torch.cuda.max_memory_allocated() - before
+        with torch.no_grad():
+            plain = divergence("forward_kl", target[:few] @ theirs.T.to(target.dtype), hidden[:few] @ head.T)
+    torch.testing.assert_close(stats.loss[:few], plain, rtol=2e-2, atol=2e-2)
+    assert peak < limit, f"the loss took {peak / 1e9:.2f} GB beyond its inputs; {limit / 1e9:.1f} are allowed"
+    return [{"rows": rows, "positions": num, "width": width, "peak_bytes": peak, "seconds": seconds}]
 
 
 def load(args: argparse.Namespace, device: torch.device) -> tuple[PreTrainedModel, PreTrainedModel, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from distill.prompt import Prompt
-from distill.recipe import Recipe
+from distill.recipe import Recipe, longest_prompt
 from distill.responses import write_responses
 from distill.shape import Target
 from distill.stages import held_out
@@ -26,7 +26,6 @@ def answer(
     eos: Sequence[int],
 ) -> None:
     """Lets the target answer the prompts, or goes on where that stopped."""
-    longest = min(recipe.traffic.max_prompt_tok, recipe.distill.max_length - 1)
     write_responses(
         folder,
         model,
@@ -36,7 +35,7 @@ def answer(
         0,
         eos,
         target.sha256,
-        longest,
+        longest_prompt(recipe, target.positions),
         recipe.traffic.system,
     )
 

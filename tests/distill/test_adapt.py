@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from distill.adapt import add_lora, merge_lora
 from distill.checkpoint import read_draft, write_draft
 from distill.fit import moved
+from distill.look import look
+from distill.recipe import load_recipe
 from distill.schema_draft import Lora
 from distill.train import main
 from tests.conftest import make_config, make_noisy, make_target, make_tokenizer
@@ -109,16 +111,32 @@ def test_a_pretrained_draft_is_tuned_by_its_updates_alone(head: str, world: Path
     }
     meta = read_draft(run / "draft").meta
     assert meta["lora"] == {"rank": 8, "alpha": 16.0, "dropout": 0.0}
-    if meta["metrics"]["step"]:
-        linear = {
-            f"{name}.weight" for name, part in source.model.named_modules(prefix="model") if isinstance(part, nn.Linear)
-        }
-        assert changed == linear
-    else:
-        assert not changed
+    assert meta["metrics"]["step"] > 0  # else the draft as it came is kept, see below
+    linear = {
+        f"{name}.weight" for name, part in source.model.named_modules(prefix="model") if isinstance(part, nn.Linear)
+    }
+    assert changed == linear
     taken = [row["loss"] for row in train_rows(run) if "loss" in row]
     assert sum(taken[-3:]) < sum(taken[:3])
     assert torch.isfinite(torch.tensor(taken)).all()
+
+
+def test_a_tuned_draft_keeps_the_rows_that_it_was_trained_with(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = list(range(1, 512, 2))
+    near = AutoModelForCausalLM.from_pretrained(world / "near")
+    write_draft(tmp_path / "own", near, make_tokenizer(), {}, rows, dtype="float32")
+    arguments = [str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", "track.mode=disabled"]
+    arguments += ["distill.max_steps=2", "distill.warmup_steps=1"]
+    own = f"draft={{kind: pretrained, model: {tmp_path}/own, size_frac: [0, 1], dtype: float32"
+    assert main([*arguments, f"{own}, head: {{kind: shortlist, size: 256}}}}"]) == 0
+    assert read_draft(newest(tmp_path) / "draft").shortlist.tolist() == rows
+    assert "was trained with a shortlist of 256 rows" not in caplog.text
+    assert main([*arguments, f"{own}, head: {{kind: shortlist, size: 128}}}}"]) == 0
+    assert "was trained with a shortlist of 256 rows; draft.head = {kind: shortlist, size: 256}" in caplog.text
+    (told,) = (text for text in look(load_recipe(arguments[0], [f"{own}}}"]), "recipe") if "shortlist" in text)
+    assert "size: 256} keeps; with {'kind': 'full'} they are not kept" in told
 
 
 def test_the_whole_draft_is_tuned_by_default_and_judged_against_itself(
@@ -143,7 +161,8 @@ def test_tuning_that_does_harm_keeps_the_draft_and_says_so(
 ) -> None:
     arguments = [str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", "track.mode=disabled", stage(world)]
     assert main([*arguments, "distill.lr=0.3"]) == 0
-    assert "no validation of this tuning promised more speed than the draft as it came" in caplog.text
+    (told,) = (record for record in caplog.records if "no validation of this tuning promised more" in record.message)
+    assert "speed than the draft as it came" in told.message and told.levelname == "WARNING"
     assert "did not move beyond chance" not in caplog.text
     draft = read_draft(newest(tmp_path) / "draft")
     assert draft.meta["metrics"]["step"] == 0 and draft.meta["metrics"]["tuned/moved"] is False

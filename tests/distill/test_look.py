@@ -64,12 +64,17 @@ def test_the_sizes_are_those_that_training_reports(world: Path, tmp_path: Path) 
         (["draft.num_kv_heads=3"], "draft.num_kv_heads 3: must be in 1..2"),
         (["draft.intermediate_size=200"], "1..128"),
         (["draft.head.size=600"], "the head has 512 rows"),
+        (["draft.head={{kind: low_rank, rank: 65}}"], "draft.head.rank = 65: the head is 64 wide"),
         (["draft.size_frac=[0.01, 0.02]"], "draft.size_frac = [0.01, 0.02]"),
         (["traffic.train={folder}/blank.jsonl"], "traffic.train: {folder}/blank.jsonl: no row that can be read"),
         (["target.model={folder}"], "config.json: No such file"),
         (["target.model=/nowhere/at/all"], "/nowhere/at/all: neither a bundled name"),
         (["target.model={folder}/gpt"], "model type 'gpt2' is not supported"),
         (["draft={{kind: pretrained, model: {folder}/gpt}}"], "draft.model {folder}/gpt: model type 'gpt2'"),
+        (
+            ["target.model={folder}/llama", "draft.hidden_size=35"],
+            "needs a multiple of its 4 query heads; try hidden_size 32",
+        ),
         (["target.model={folder}/gemma", "draft.hidden_size=32"], "gemma2 norms what its layers write"),
         (["target.model={folder}/moe"], "of type mixtral cannot be pruned"),
         (["target.model={folder}/half"], "num_attention_heads missing"),
@@ -102,6 +107,7 @@ def test_what_would_fail_later_is_one_message_and_exit_2(
     whole = json.loads((world / "target" / "config.json").read_text())
     for name, config in (
         ("gpt", {"model_type": "gpt2"}),
+        ("llama", whole | {"model_type": "llama"}),
         ("gemma", whole | {"model_type": "gemma2"}),
         ("moe", whole | {"model_type": "mixtral", "num_local_experts": 4}),
         ("half", {key: value for key, value in whole.items() if key != "num_attention_heads"}),
@@ -221,7 +227,7 @@ def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "lowest", "highest"),
-    [("code", 12, 20), ("math", 12, 20), ("qa", 12, 20), ("tiny", 0, 3), ("long", 110, 150)],
+    [("code", 12, 20), ("math", 12, 20), ("qa", 12, 20), ("tiny", 0, 3), ("long", 110, 190)],
 )
 def test_the_bundled_recipes_pass_and_take_about_what_they_say(
     name: str, lowest: float, highest: float, bundled: Path
@@ -232,14 +238,81 @@ def test_the_bundled_recipes_pass_and_take_about_what_they_say(
     assert whole == pytest.approx(sum(parts), abs=0.6)
 
 
+def readme_examples(heading: str) -> list[list[str]]:
+    """The overrides of each line of a section's block, without what stands behind them."""
+    block = (ROOT / "README.md").read_text().split(f"\n### {heading}\n", 1)[1].split("```")[1]
+    found = [re.split(r"\s+#", text)[0] for text in block.strip().splitlines()]
+    return [re.split(r"\s+(?=[a-z_]+(?:\.[a-z_]+)*=)", text) for text in found if re.match(r"[a-z_.]+=", text)]
+
+
+def test_what_readme_shows_of_a_draft_passes_with_the_recipe_beside_it(bundled: Path) -> None:
+    draft = bundled / "draft"
+    draft.mkdir()
+    sizes = json.loads((bundled_folder("smollm2-135m-instruct") / "config.json").read_text())
+    small = sizes | {"num_hidden_layers": 3, "intermediate_size": 1024}
+    (draft / "config.json").write_text(json.dumps(small))
+    examples = readme_examples("The draft")
+    assert len(examples) > 12
+    for one in examples:
+        words = [word.replace("DIR", str(draft)) for word in one]
+        assert look(load_recipe(ROOT / "recipes" / "code.yaml", [f"output_dir={bundled}", *words]), "code"), one
+    chosen = readme_examples("Choosing")
+    assert len(chosen) > 10
+    for one in chosen:
+        assert load_recipe(ROOT / "recipes" / "code.yaml", one), one
+
+
 def test_the_race_recipe_has_a_control(bundled: Path) -> None:
     text = "\n".join(look(load_recipe(ROOT / "recipes" / "race.yaml", [f"output_dir={bundled}"]), "race"))
-    assert re.search(r"candidates\[6\]: .* read per drafted token \(1\.9%\)", text) and "in all" not in text
+    assert re.search(r"candidates\[6\]: .* read per drafted token \(1\.9%\)", text)
+    *raced, answers = (float(found) for found in re.findall(r"about ([\d.]+) minutes", text))
+    found = re.search(r"in all: about ([\d.]+) to ([\d.]+) minutes", text)
+    assert found is not None and len(raced) == 7
+    rest = 1520 / 380 - 1  # of the one that goes on
+    for told, one in zip(found.groups(), (min(raced), max(raced))):
+        assert float(told) == pytest.approx(sum(raced) + answers + rest * one, abs=0.6)
+
+
+def test_minutes_count_the_teacher_that_runs_and_what_is_trained(bundled: Path) -> None:
+    def minutes(*overrides: str) -> float:
+        given = load_recipe(ROOT / "recipes" / "code.yaml", [f"output_dir={bundled}", *overrides])
+        found = re.search(r"about ([\d.]+) minutes for", "\n".join(look(given, "code")))
+        assert found is not None
+        return float(found[1])
+
+    # By products: twice the target's 106 M a token beside six times the draft's 8 M and the heads' 64 M: 2.9 times.
+    usual = minutes()
+    assert 2.8 * usual < minutes("distill.teacher=live") < 3 * usual
+    assert minutes("draft.head={kind: full}", "draft.size_frac=[0, 1]", "distill.teacher=topk") < minutes(
+        "draft.head={kind: full}", "draft.size_frac=[0, 1]"
+    )
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_told(world: Path) -> None:
+    text = lines(world, "traffic.max_prompt_tok=1000", "distill.max_length=64")
+    assert "prompts of more than 63 tokens are left out of training (distill.max_length = 64" in text
+    with pytest.raises(CheckError, match=r"responses\.max_new_tok = 4096: the target has \d+ positions"):
+        lines(world, "responses.max_new_tok=4096")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["distill.objective=sampling@0.7"], "trains for temperature 0.7, but eval.temperature = 0 chooses"),
+        (["distill.objective=greedy", "eval.temperature=1.0"], "trains for temperature 0, but eval.temperature = 1"),
+        (["eval.temperature=1.0", "responses.temperatures=[0.0, 0.7]"], "eval.temperature = 1, of which no answer"),
+        (["distill.outside_rows=0"], "distill.outside_rows = 0 trains the shortlist's rows alone"),
+    ],
+)
+def test_what_is_seldom_meant_is_told(overrides: list[str], words: str, world: Path) -> None:
+    assert words in lines(world, *overrides)
+    assert words not in lines(world)
 
 
 def test_minutes_are_added_up_where_all_are_known(world: Path) -> None:
-    assert "in all: about" in lines(world) and "in all: about" in lines(world, "distill.replay={frac: 0.3}")
-    for unknown in ("trainer.accelerator=cuda", "responses.server=[http://127.0.0.1:9]", RACE):
+    for known in ("seed=0", "distill.replay={frac: 0.3}", RACE):
+        assert "in all: about" in lines(world, known)
+    for unknown in ("trainer.accelerator=cuda", "responses.server=[http://127.0.0.1:9]"):
         assert "in all" not in lines(world, unknown)
 
 

@@ -228,25 +228,26 @@ print(run(4096) - small)
     assert int(done.stdout) < 150
 
 
-def test_t27_a_vocabulary_of_152k_stays_under_2_3_gb():
+@pytest.mark.parametrize("width", [16, 896])
+def test_t27_a_vocabulary_of_152k_stays_under_2_3_gb(width: int):
     """8,192 positions of 151,936 rows in bf16 products: one float32 copy of the logits alone would be 4.6 GiB.
 
     The peak of a process of its own over what its inputs take, the gradient of the head (float32) included.
     """
-    program = """
+    program = f"""
 import resource, torch
 from distill.losses import chunked_loss
 torch.set_num_threads(2)
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-rows, width = 151_936, 16
+rows, width = 151_936, {width}
 head = torch.full((rows, width), 0.01).requires_grad_()
 hidden = torch.randn(8192, width, requires_grad=True)
-target_head, target = torch.rand(rows, width).bfloat16(), torch.randn(8192, width)
+target_head, target = torch.rand(rows, width, dtype=torch.bfloat16), torch.randn(8192, width)
 labels = torch.zeros(8192, dtype=torch.long)
 before = peak()
 with torch.autocast("cpu", torch.bfloat16):
-    loss, _ = chunked_loss(hidden, head, target, target_head, labels, {"forward_kl": 1.0}, 8192, chunk_tok=1024)
+    loss, _ = chunked_loss(hidden, head, target, target_head, labels, {{"forward_kl": 1.0}}, 8192, chunk_tok=1024)
 loss.backward()
 print(peak() - before)
 """

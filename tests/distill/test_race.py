@@ -19,6 +19,7 @@ from distill.recipe import RecipeError, load_recipe
 from distill.runs import Stop
 from distill.train import main
 from engine.costs import Costs, predicted_speedup
+from tests.conftest import make_noisy, make_target, make_tokenizer
 from tests.distill.test_track import folded, of, records
 from tests.distill.test_train import newest, train_rows, write_world
 
@@ -169,6 +170,22 @@ def test_a_candidate_that_diverges_is_out_and_the_race_goes_on(run: Path, world:
     assert main([*command, f"output_dir={tmp_path}/none", none]) == 2
 
 
+def test_a_small_sibling_races_with_what_is_cut(world: Path, tmp_path: Path) -> None:
+    near = tmp_path / "near"
+    make_noisy(make_target(), 0.05).save_pretrained(near)
+    make_tokenizer().save_pretrained(near)
+    sibling_of = f"{{kind: pretrained, model: {near}, {HEAD}}}"
+    race = f"draft={{kind: race, race_steps: 4, candidates: [{sibling_of}, {CANDIDATES[0]}]}}"
+    assert main([str(world / "recipe.yaml"), "track.mode=disabled", f"output_dir={tmp_path}/runs", race]) == 0
+    sibling, cut = rows_of(newest(tmp_path))
+    assert sibling["draft"].startswith(str(near)) and sibling["alpha"] > cut["alpha"] and sibling["t_ms"] > cut["t_ms"]
+    meta = read_draft(newest(tmp_path) / "draft").meta
+    first = max((sibling, cut), key=lambda row: row["speedup"])
+    assert meta["race"][0]["candidate"] == first["candidate"]
+    # A sibling that goes on is set beside what it was.
+    assert ("tuned/code/from" in meta["metrics"]) is (meta["kind"] == "pretrained") is (first is sibling)
+
+
 def test_levelled_costs_share_the_targets_and_keep_each_ratio() -> None:
     slow = Costs(T_ms=20.0, V_ms={1: 22.0}, t_ms=2.0, d0_ms=0.2, S_ms=0.4, H_ms=0.2)
     fast = Costs(T_ms=10.0, V_ms={1: 11.4}, t_ms=1.1, d0_ms=0.1, S_ms=0.2, H_ms=0.1)
@@ -197,6 +214,8 @@ def test_levelled_costs_share_the_targets_and_keep_each_ratio() -> None:
         ("{num_layers: 2, race_steps: 4}", "belongs to kind: race"),
         ("{layers: [0, 1], choose: ends}", "layers names them"),
         ("{kind: pretrained, model: a/b, bridge: true}", "bridge belongs to kind: prune"),
+        ("{num_layers: 2, revision: main}", "revision belongs to kind: pretrained"),
+        ("{num_layers: 2, untie_head: true, head: {kind: low_rank, rank: 4}}", "one of its own already"),
         ("{num_layers: 2, lora: {}, head: {kind: low_rank, rank: 4}}", "trained whole"),
     ],
 )

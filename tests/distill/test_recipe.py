@@ -191,8 +191,8 @@ def test_t62_training_and_held_out_files_must_differ(tmp_path: Path) -> None:
     [
         ([], {"forward_kl": 1.0}),
         (["distill.objective=greedy"], {"forward_kl": 1.0, "cross_entropy": 0.5}),
-        (["distill.objective=sampling"], {"kl_tv": 1.0}),
-        (["distill.objective=sampling@0.7"], {"kl_tv": 1.0}),
+        (["distill.objective=sampling"], {"forward_kl": 1.0}),
+        (["distill.objective=sampling@0.7"], {"forward_kl": 1.0}),
         (["distill.objective=null", "distill.loss={tv: 2.0}"], {"tv": 2.0}),
     ],
 )
@@ -209,9 +209,9 @@ def test_the_objective_names_losses_where_none_are_given(
 
 
 def test_an_objective_beside_other_losses_is_refused_and_a_resolved_recipe_is_not(tmp_path: Path) -> None:
-    message = mistakes(tmp_path, SMALL, "distill.objective=sampling", "distill.loss={forward_kl: 1.0}")
-    assert "distill.objective = 'sampling' stands for loss = {'kl_tv': 1.0}" in message
-    assert "distill.loss = {'forward_kl': 1.0}; drop one of the two" in message
+    message = mistakes(tmp_path, SMALL, "distill.objective=sampling", "distill.loss={kl_tv: 1.0}")
+    assert "distill.objective = 'sampling' stands for loss = {'forward_kl': 1.0}" in message
+    assert "distill.loss = {'kl_tv': 1.0}; drop one of the two" in message
     message = mistakes(tmp_path, SMALL, "distill.objective=sampling@0.7", "distill.temperature=1.0")
     assert "'sampling@0.7' stands for temperature = 0.7, but distill.temperature = 1.0; drop one" in message
     for wrong in ("sampling@", "sampling@0", "sampling@x", "greedy@1", "speed"):

@@ -218,7 +218,7 @@ def test_another_batch_size_may_go_on(tmp_path: Path) -> None:
 
 def test_prompts_that_are_too_long_are_counted_and_nothing_left_is_an_error(tmp_path: Path) -> None:
     stage = Responses(max_new_tok=4, batch_size=4)
-    with pytest.raises(ResponsesError, match=r"3 are over traffic\.max_prompt_tok = 2"):
+    with pytest.raises(ResponsesError, match=r"3 are over 2 tokens \(the lowest of traffic\.max_prompt_tok, "):
         write_responses(tmp_path, make_target(), make_tokenizer(), prompts(3), stage, 0, EOS, "hash", 2)
 
 

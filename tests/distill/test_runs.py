@@ -99,6 +99,16 @@ def test_resume_keeps_every_other_key(tmp_path: Path) -> None:
         reopen_run(run.folder, recipe(tmp_path, max_steps=50, accumulate=2), {})
 
 
+def test_a_run_of_a_version_without_a_key_goes_on_at_its_default(tmp_path: Path) -> None:
+    run = create_run(recipe(tmp_path), {})
+    begun = json.loads((run.folder / "recipe.json").read_text())
+    del begun["distill"]["accumulate"]
+    (run.folder / "recipe.json").write_text(json.dumps(begun))
+    with pytest.raises(RunError, match=r"distill\.accumulate: the run has 1, asked for 2"):
+        reopen_run(run.folder, recipe(tmp_path, accumulate=2), {})
+    assert reopen_run(run.folder, recipe(tmp_path), {}).attempt == 1
+
+
 def test_resume_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"recipe\.json"):
         reopen_run(tmp_path, recipe(tmp_path), {})

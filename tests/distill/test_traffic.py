@@ -100,6 +100,14 @@ def test_t19_a_cut_gzip_file_is_named(tmp_path: Path) -> None:
         load_prompts(stage(path), "train", 0)
 
 
+@pytest.mark.parametrize("on_bad_line", ["refuse", "skip"])
+def test_packed_data_under_a_plain_name_are_named_and_not_skipped(on_bad_line: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write(tmp_path / "a.jsonl.gz", rows(500)).rename(path)
+    with pytest.raises(TrafficError, match=r"a\.jsonl: gzip data; give it a name that ends in \.jsonl\.gz"):
+        load_prompts(stage(path, on_bad_line=on_bad_line), "train", 0)
+
+
 def chat(*turns: tuple[str, str]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in turns]}
 

@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM
 
 from distill.checkpoint import read_draft, verify_draft
 from distill.fit import checkpoint_step
+from distill.look import look
 from distill.models import load_tokenizer
-from distill.recipe import load_recipe
+from distill.recipe import RecipeError, load_recipe
 from distill.runs import Run
 from distill.shape import find_target
 from distill.stages import held_out
@@ -89,6 +90,22 @@ def train_rows(run: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_world(tmp_path_factory.mktemp("world"))
+
+
+def test_a_narrow_draft_of_a_tied_target_may_have_a_head_of_its_own(world: Path, tmp_path: Path) -> None:
+    shape = ["draft.hidden_size=32", "draft.untie_head=true"]
+    arguments = [str(world / "recipe.yaml"), f"output_dir={tmp_path}/runs", "track.mode=disabled", *shape]
+    assert main(arguments) == 0
+    meta = read_draft(newest(tmp_path) / "draft").meta
+    draft = AutoModelForCausalLM.from_pretrained(newest(tmp_path) / "draft")
+    head, embedding = draft.lm_head.weight, draft.get_input_embeddings().weight
+    assert head.shape == embedding.shape == (512, 32) and not torch.equal(head, embedding)
+    assert draft.config.tie_word_embeddings is False
+    assert meta["size"]["stored"] == sum(weight.numel() for weight in draft.parameters())
+    text = "\n".join(look(load_recipe(world / "recipe.yaml", shape), "recipe"))
+    assert f"({meta['size']['stored_frac']:.1%} of the target's)" in text
+    with pytest.raises(RecipeError, match="untie_head belongs to kind: prune"):
+        load_recipe(world / "recipe.yaml", ["draft={kind: pretrained, model: a/b, untie_head: true}"])
 
 
 @pytest.fixture(scope="module")
