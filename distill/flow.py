@@ -25,11 +25,12 @@ from distill.runs import Run, Stop
 from distill.shape import describe, draft_config, find_target
 from distill.shards import read_manifest
 from distill.stages import prepare, trained_on, write_answers
-from distill.surroundings import choose_device
+from distill.surroundings import choose_device, slow_products
 from distill.teacher import ResponseDataset
 from distill.teacher_topk import check_topk, write_topk
 from distill.tokens import eos_ids, tokenizer_class
 from distill.track import NullTracker
+from engine.pack import cpu_has_bf16
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ def train(
     first = place.rank == 0
     if device == "cuda":
         torch.cuda.set_device(place.local_rank)
+    if first and (told := slow_products(recipe, device, cpu_has_bf16())):
+        log.warning("%s", told)
     pl.seed_everything(recipe.seed, verbose=False)
     stage = recipe.distill
 

@@ -36,6 +36,24 @@ def choose_device(recipe: Recipe, num_gpus: int) -> str:
     return device
 
 
+def slow_products(recipe: Recipe, device: str, cpu_has_bf16: bool) -> str | None:
+    """What to set where bf16 costs more than float32, None where it does not.
+
+    Measured with AVX2 alone: 1,024 rows times 576 x 1,536 weights 106 ms in bf16, 15 in float32; steps of
+    recipes/tiny.yaml 16 to 28 s and 0.7 to 1.7 s.
+    """
+    if device != "cpu" or cpu_has_bf16:
+        return None
+    keys = []
+    if recipe.trainer.precision == "bf16-mixed":
+        keys.append("trainer.precision=32-true")
+    if recipe.target.dtype == "bfloat16":
+        keys.append("target.dtype=float32")
+    if not keys:
+        return None
+    return f"this CPU has no bf16 products of its own; float32's are many times as fast: set {' '.join(keys)}"
+
+
 def stay_offline(recipe: Recipe) -> None:
     """Forbids the hub where the recipe does not need it. Must come before the first import that reads these."""
     bundled = Target.model_fields["model"].default

@@ -7,10 +7,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 
+def cpu_has_bf16() -> bool:
+    """Has oneDNN bf16 products for this CPU? With AVX2 alone it has none, and torch's own are many times slower."""
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def pays(weight: Tensor) -> bool:
     """Is there a packed kernel for this weight? bf16 on a CPU that oneDNN has bf16 products for."""
-    cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return cpu and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and cpu_has_bf16()
 
 
 def pack(weight: Tensor) -> Tensor:

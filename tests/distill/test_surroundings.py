@@ -9,7 +9,7 @@ import pytest
 
 from distill.recipe import load_recipe
 from distill.runs import RunError
-from distill.surroundings import choose_device, stay_offline
+from distill.surroundings import choose_device, slow_products, stay_offline
 from tests.distill.test_train import write_world
 
 
@@ -29,6 +29,20 @@ def test_more_processes_than_gpus_are_refused_before_the_answers(world: Path) ->
     assert device(2, "trainer.devices=2", "trainer.accelerator=cuda") == "cuda"
     assert device(2, "trainer.devices=3", "trainer.accelerator=cpu") == "cpu"
     assert device(0, "trainer.devices=3", "trainer.accelerator=auto") == "cpu"
+
+
+def test_a_cpu_without_bf16_products_is_told_which_keys_cost_it(world: Path) -> None:
+    def told(device: str, has_bf16: bool, dtype: str, precision: str) -> str | None:
+        recipe = load_recipe(world / "recipe.yaml", [f"target.dtype={dtype}", f"trainer.precision={precision}"])
+        return slow_products(recipe, device, has_bf16)
+
+    both = told("cpu", False, "bfloat16", "bf16-mixed")
+    assert both is not None and both.endswith("set trainer.precision=32-true target.dtype=float32")
+    one = told("cpu", False, "float32", "bf16-mixed")
+    assert one is not None and one.endswith("set trainer.precision=32-true")
+    assert told("cpu", False, "float32", "32-true") is None
+    assert told("cpu", True, "bfloat16", "bf16-mixed") is None
+    assert told("cuda", False, "bfloat16", "bf16-mixed") is None
 
 
 @pytest.mark.parametrize(
