@@ -19,9 +19,12 @@ from distill.roofline import LAYER_OPS, step_ms
 from distill.schema_replay import replay_start
 
 Config = Mapping[str, Any]
-# recipes/code.yaml on two CPU cores with bf16 products: 380 steps of 1.34 s (6 x parameters read x 4,096 tokens each);
-# 68,293 answer tokens of the bundled target in 273 s, 64 rows at a time.
-TRAIN_FLOPS, ANSWER_FLOPS = 2.3e11, 6.7e10
+# recipes/code.yaml on two CPU cores. With bf16 products: 380 steps of 1.34 s (6 x parameters read x 4,096 tokens each);
+# 68,293 answer tokens of the bundled target in 273 s, 64 rows at a time. In float32 on AVX2: 2,000 steps of 0.58 s and
+# 1,024 tokens; 170,265 answer tokens in 28 minutes.
+TRAIN_FLOPS = {"bf16-mixed": 2.3e11, "32-true": 1.3e11}
+BUNDLED = 1.345e8  # parameters of the bundled target
+ANSWER_FLOPS = {"bfloat16": 6.7e10, "float16": 6.7e10, "float32": 2.7e10}
 
 
 def draft_lines(
@@ -121,10 +124,11 @@ def _minutes(
         )
     else:
         read = count(config, draft.head.size, draft.head.rank)[1]
-        seconds = work * 6 * read * stage.tokens_per_step * stage.accumulate / TRAIN_FLOPS
+        rate = TRAIN_FLOPS[recipe.trainer.precision]
+        seconds = work * 6 * read * stage.tokens_per_step * stage.accumulate / rate
         how = (
-            f"for {steps} steps on a CPU, at the {TRAIN_FLOPS / 1e9:.0f} GFLOP/s measured on two cores with bf16 "
-            "products; a GPU's are unknown"
+            f"for {steps} steps on a CPU, at the {rate / 1e9:.0f} GFLOP/s measured on two cores in "
+            f"{recipe.trainer.precision}; a GPU's are unknown"
         )
     minutes = steps * seconds / 60
     return minutes, f"about {minutes:.1f} minutes {how}"
@@ -203,8 +207,12 @@ def answer_lines(
             "its published peaks, not measured"
         )
     elif recipe.trainer.accelerator != "cuda":
-        minutes = 2 * read * tokens / ANSWER_FLOPS / 60
-        text += f", on a CPU at most about {minutes:.1f} minutes (250 tokens/s measured with 135 M on two cores)"
+        rate = ANSWER_FLOPS[recipe.target.dtype]
+        minutes = 2 * read * tokens / rate / 60
+        text += (
+            f", on a CPU at most about {minutes:.1f} minutes ({rate / 2 / BUNDLED:.0f} tokens/s of "
+            f"{recipe.target.dtype} measured with 135 M on two cores)"
+        )
     spent.append(minutes)
     yield text
 
@@ -224,7 +232,7 @@ def _replay(recipe: Recipe, target: Config, device: Device | None, spent: list[f
         minutes = work / (device.flops * device.compute_frac) / 60
         text = f", at least {minutes:.1f} minutes, predicted, to write them"
     elif recipe.trainer.accelerator != "cuda":
-        minutes = work / ANSWER_FLOPS / 60
+        minutes = work / ANSWER_FLOPS[recipe.target.dtype] / 60
         text = f", on a CPU at most about {minutes:.1f} minutes to write them"
     spent.append(minutes)
     yield (

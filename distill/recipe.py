@@ -15,6 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
+from distill.auto import settle
 from distill.fields import BUNDLED_DOMAINS, Stage
 from distill.mistakes import Key, brief, dotted, explain, line
 from distill.schema import (
@@ -81,7 +82,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         overrides: `dotted.key=value`; the value is YAML and replaces what stood there, mappings included.
 
     Returns:
-        The frozen recipe with every default filled in.
+        The frozen recipe with every default filled in, and what `auto` stands for on this machine.
 
     Raises:
         RecipeError: naming each wrong key with its place, value, allowed range and nearest valid name.
@@ -103,7 +104,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         # What could not be read as data would only bring more, misleading errors.
         raise RecipeError(str(path), problems)
     try:
-        return Recipe.model_validate_json(json.dumps(data))
+        return settle(Recipe.model_validate_json(json.dumps(data)))
     except ValidationError as error:
         raise RecipeError(str(path), explain(error, Recipe.model_json_schema(), data, places)) from error
 

@@ -40,13 +40,13 @@ class Target(Stage):
     Attributes:
         model: bundled name, hub id, local folder, or a .gguf file.
         revision: branch, tag or commit of a hub id.
-        dtype: of the weights while the target runs.
+        dtype: of the weights while the target runs; auto is bfloat16, or float32 on a CPU without bf16 products.
         trust_remote_code: run model code that comes with the checkpoint.
     """
 
     model: Text = "smollm2-135m-instruct"
     revision: Text | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     trust_remote_code: bool = False
 
 

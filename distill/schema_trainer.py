@@ -21,13 +21,14 @@ class TrainerStage(Stage):
     """Where it runs.
 
     Attributes:
-        accelerator, precision: of Lightning's Trainer.
+        accelerator, precision: of Lightning's Trainer; precision auto is bf16-mixed, or 32-true on a CPU without bf16
+            products.
         devices: processes on each machine that train together.
         num_nodes: machines; more than one needs torchrun or srun on each.
         strategy: single is one process; ddp gives each the whole draft; fsdp gives each a part of its weights,
             gradients and optimizer state, and of a live target; auto is single or ddp.
         gpu: name in the device table (`distill/published/devices.json`) that --check and eval.plan predict for; it
-            changes nothing that runs.
+            changes nothing that runs, but that auto is bf16 then.
         num_threads: CPU threads; null leaves torch's choice.
         graph: capture CUDA graphs when the device is CUDA.
         compile: run the evaluation's steps through torch.compile; each shape takes half a minute on a CPU.
@@ -38,7 +39,7 @@ class TrainerStage(Stage):
     num_nodes: Processes = 1
     strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
     gpu: Text | None = None
-    precision: Literal["32-true", "bf16-mixed"] = "bf16-mixed"
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     num_threads: Positive | None = None
     graph: bool = True
     compile: bool = False
