@@ -11,6 +11,7 @@ FILE is a YAML list, most wanted first:
     - {group: loss, arm: forward_kl, set: ["distill.loss={forward_kl: 1.0}"], seeds: [0, 1, 2]}
     - {group: answers, arm: greedy, keep: {temperature: 0.0}}       # of the recipe's answers, only these
     - {group: answers, arm: T = 1, set: ["responses.temperatures=[1.0]"]}   # the same prompts, answered again
+    - {group: prompts, arm: bundled, set: [traffic.train=bundled]}          # other prompts, as many
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from distill.track import NullTracker
 from distill.traffic import load_prompts
 from eval.entry import guarded
 from scripts.ablate_table import tables
-from scripts.judged import SAMPLED, answer, judge
+from scripts.judged import SAMPLED, answer, judge, only
 
 KEEP = ("temperature", "reference")
 
@@ -134,7 +135,7 @@ class Bench:
     judged: ResponseDataset
 
     def dataset(self, arm: Arm, recipe: Recipe) -> ResponseDataset:
-        """The answers that an arm trains on: at most --num-answers of them, the same prompts wherever that can be."""
+        """The answers that an arm trains on: at most --num-answers, to the same prompts where it asks for no others."""
         own = ResponseDataset(self.answers, recipe.distill.max_length)
         allowed = {
             row.id
@@ -142,14 +143,18 @@ class Bench:
             if arm.keep.get("temperature", row.temperature) == row.temperature
             and (not arm.keep.get("reference") or row.id in self.references)
         }
-        ids = frozenset(sorted(allowed, key=_shuffled)[: self.args.num_answers])
-        if recipe.responses == self.base.responses:
+        ids, others = self._some(allowed), recipe.traffic != self.base.traffic
+        if not others and recipe.responses == self.base.responses:
             return only(own, ids)
-        prompts = [p for p in load_prompts(recipe.traffic, "train", self.base.seed) if p.id in ids]
+        prompts = load_prompts(recipe.traffic, "train", self.base.seed)
+        ids = self._some({p.id for p in prompts}) if others else ids
         settings = json.dumps([sorted(ids), recipe.responses.model_dump(mode="json")])
         folder = self.args.out / f"answers-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
-        answer(folder, prompts, recipe, self.target, self.model, self.eos)
+        answer(folder, [p for p in prompts if p.id in ids], recipe, self.target, self.model, self.eos)
         return ResponseDataset(folder, recipe.distill.max_length)
+
+    def _some(self, ids: Collection[str]) -> frozenset[str]:
+        return frozenset(sorted(ids, key=_shuffled)[: self.args.num_answers])
 
 
 def arm_recipe(args: argparse.Namespace, arm: Arm, seed: int) -> Recipe:
@@ -159,6 +164,8 @@ def arm_recipe(args: argparse.Namespace, arm: Arm, seed: int) -> Recipe:
         ValueError: as `load_recipe`; or a teacher or rounds that arms do not have.
     """
     recipe = load_recipe(args.recipe, [*args.overrides, *arm.set, f"seed={seed}"])
+    if arm.keep and recipe.traffic != load_recipe(args.recipe, args.overrides).traffic:
+        raise AblateError(f"arm {arm.arm!r}: keep is of the recipe's own prompts, and this arm has others; drop one")
     if recipe.distill.teacher == "topk":
         raise AblateError(f"arm {arm.arm!r}: distill.teacher = topk reads files that an arm's answers do not have")
     if recipe.draft.rounds or recipe.draft.kind == "race":
@@ -177,17 +184,6 @@ def key_of(recipe: Recipe, arm: Arm, args: argparse.Namespace) -> str:
 
 def _shuffled(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
-
-
-def only(dataset: ResponseDataset, ids: frozenset[str]) -> ResponseDataset:
-    """The dataset with the rows of these ids alone, in place."""
-    kept = [at for at, row in enumerate(dataset.rows) if row.id in ids]
-    for name in ("rows", "lengths", "num_supervised"):
-        values = getattr(dataset, name)
-        setattr(dataset, name, [values[at] for at in kept])
-    if not dataset.rows:
-        raise AblateError(f"{dataset.folder}: no answer is left for an arm; look at its keep")
-    return dataset
 
 
 def set_up(args: argparse.Namespace) -> Bench:

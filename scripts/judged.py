@@ -13,6 +13,7 @@ from distill.recipe import Recipe, longest_prompt
 from distill.responses import write_responses
 from distill.shape import Target
 from distill.stages import held_out
+from distill.teacher import ResponseDataset
 
 SAMPLED = "@T=1"  # ends the id of a held-out request whose answer was sampled
 
@@ -46,3 +47,18 @@ def judge(folder: Path, recipe: Recipe, target: Target, model: PreTrainedModel, 
     served = {"source": "target", "server": (), "temperatures": (0.0, 1.0), "top_p": 1.0, "top_k": 0}
     both = recipe.model_copy(update={"responses": recipe.responses.model_copy(update=served)})
     answer(folder, prompts, both, target, model, eos)
+
+
+def only(dataset: ResponseDataset, ids: frozenset[str]) -> ResponseDataset:
+    """The dataset with the rows of these ids alone, in place.
+
+    Raises:
+        ValueError: there are none.
+    """
+    kept = [at for at, row in enumerate(dataset.rows) if row.id in ids]
+    for name in ("rows", "lengths", "num_supervised"):
+        values = getattr(dataset, name)
+        setattr(dataset, name, [values[at] for at in kept])
+    if not dataset.rows:
+        raise ValueError(f"{dataset.folder}: no answer is left for an arm; look at its keep")
+    return dataset

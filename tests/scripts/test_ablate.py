@@ -120,6 +120,29 @@ def test_arms_train_once_and_go_on(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*command[:1], "--arms", str(arms), "--out", str(tmp_path), "distill.nonsense=1"]) == 2
 
 
+def test_an_arm_may_have_prompts_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world, out, arms = write_world(tmp_path), tmp_path / "out", tmp_path / "arms.yaml"
+    rows = [json.loads(text) for text in (world / "train.jsonl").read_text().splitlines()]
+    (tmp_path / "other.jsonl").write_text(
+        "".join(
+            json.dumps(row | {"id": f"other {n}", "prompt": row["prompt"] + " fox"}) + "\n"
+            for n, row in enumerate(rows)
+        )
+    )
+    others = f"set: ['traffic.train={tmp_path / 'other.jsonl'}']"
+    arms.write_text(f"- {{group: prompts, arm: own}}\n- {{group: prompts, arm: others, {others}}}\n")
+    command = [str(world / "recipe.yaml"), "distill.max_steps=4", "eval.domains=[code]", "--out", str(out)]
+    command += ["--num-answers", "6", "--arms", str(arms)]
+    assert main(command) == 0
+    own, other = (json.loads(text) for text in (out / "lines.jsonl").read_text().splitlines())
+    assert own["answers"] == other["answers"] == 6 and own["requests"].keys() == other["requests"].keys()
+    (written,) = out.glob("answers-*")
+    assert all(row.id.startswith("other ") for row in ResponseDataset(written, 80).rows)
+    arms.write_text(f"- {{group: prompts, arm: others, {others}, keep: {{temperature: 0.0}}}}\n")
+    assert main(command) == 2
+    assert "keep is of the recipe's own prompts" in capsys.readouterr().err
+
+
 def test_an_on_policy_arm_takes_its_on_policy_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world, out, arms = write_world(tmp_path), tmp_path / "out", tmp_path / "arms.yaml"
     arms.write_text(
