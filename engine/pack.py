@@ -1,4 +1,4 @@
-"""Linear layers whose bf16 weights a CPU reads in the order its kernel wants them."""
+"""Linear layers whose weights a CPU reads in the order its kernel wants them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ def cpu_has_bf16() -> bool:
 
 
 def pays(weight: Tensor) -> bool:
-    """Is there a packed kernel for this weight? bf16 on a CPU that oneDNN has bf16 products for."""
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and cpu_has_bf16()
+    """Is a packed weight read faster? bf16 on a CPU that oneDNN has bf16 products for, float32 on one without.
+
+    Without, on two cores with AVX2, five rows times float32 weights of 1,536 x 576 take 0.60 and packed 0.37 ms, times
+    a head of 49,152 x 576 36 and 13, one row 15 and 8: plain products lay the weights out anew for every few rows. And
+    packed ones give a row the same bits beside any number of others, so that verification rounds as single steps do.
+    """
+    served = torch.bfloat16 if cpu_has_bf16() else torch.float32
+    return weight.device.type == "cpu" and weight.dtype == served and torch.backends.mkldnn.is_available()
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -23,7 +29,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., in] times a packed weight: bit for bit what `linear` gives on these shapes."""
+    """x [..., in] times a packed weight: in bf16 bit for bit what `linear` gives on these shapes."""
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
@@ -46,7 +52,7 @@ class PackedLinear(nn.Linear):
         return packed_linear(x, self._packed[1], self.bias)
 
     def _pays(self, x: Tensor) -> bool:
-        return x.dtype == torch.bfloat16 and pays(self.weight)
+        return x.dtype == self.weight.dtype and pays(self.weight)
 
     def __getstate__(self) -> dict[str, object]:
         # An opaque tensor can be neither copied nor pickled; the copy packs its own.

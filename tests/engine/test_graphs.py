@@ -292,7 +292,8 @@ class Tape(TorchDispatchMode):
 
     def replay(self) -> None:
         def storages(tree: Any) -> set[int]:
-            return {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if isinstance(x, Tensor) and x.numel()}
+            tensors = [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.numel()]
+            return {x.untyped_storage().data_ptr() for x in tensors if not x.is_mkldnn}  # a packed weight has none
 
         for func, args, kwargs, out in self.ops:
             changes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
