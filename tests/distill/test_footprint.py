@@ -31,7 +31,10 @@ def built(kind: str) -> tuple[PreTrainedModel, dict[str, Any]]:
 
 
 def recipe(tmp_path: Path, *overrides: str) -> Recipe:
-    (tmp_path / "recipe.yaml").write_text("name: small\ndraft: {num_layers: 3, size_frac: [0, 1]}\n")
+    (tmp_path / "recipe.yaml").write_text(
+        "name: small\ndraft: {num_layers: 3, size_frac: [0, 1]}\n"
+        "target: {dtype: bfloat16}\ntrainer: {precision: bf16-mixed}\n"  # whatever this machine multiplies
+    )
     return load_recipe(tmp_path / "recipe.yaml", overrides)
 
 
