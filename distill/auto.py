@@ -6,8 +6,12 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
+from distill.fields import Stage
 from distill.schema import Recipe
+
+T = TypeVar("T", bound=Stage)
 
 
 def settle(recipe: Recipe, bf16: bool | None = None) -> Recipe:
@@ -25,12 +29,19 @@ def settle(recipe: Recipe, bf16: bool | None = None) -> Recipe:
     if bf16 is None:
         elsewhere = trainer.gpu is not None or trainer.accelerator == "cuda"
         bf16 = elsewhere or (trainer.accelerator == "auto" and has_gpu()) or cpu_has_bf16()
-    stages: dict[str, object] = {}
+    stages: dict[str, Stage] = {}
     if recipe.target.dtype == "auto":
-        stages["target"] = recipe.target.model_copy(update={"dtype": "bfloat16" if bf16 else "float32"})
+        stages["target"] = _with(recipe.target, dtype="bfloat16" if bf16 else "float32")
     if trainer.precision == "auto":
-        stages["trainer"] = trainer.model_copy(update={"precision": "bf16-mixed" if bf16 else "32-true"})
-    return recipe.model_copy(update=stages)
+        stages["trainer"] = _with(trainer, precision="bf16-mixed" if bf16 else "32-true")
+    return _with(recipe, **stages)
+
+
+def _with(stage: T, **values: object) -> T:
+    """A copy with other values that does not take them for given: what is written from it leaves them to `auto`."""
+    copied = stage.model_copy(update=values)
+    copied.model_fields_set.intersection_update(stage.model_fields_set - {"dtype", "precision"})
+    return copied
 
 
 def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -248,7 +248,7 @@ def reopen_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> R
     refused = [key for key in changed if not any(key == free or key.startswith(free + ".") for free in RESUMABLE)]
     if refused:
         lines = "\n".join(f"  {key}: the run has {former.get(key)!r}, asked for {wanted.get(key)!r}" for key in refused)
-        raise RunError(f"--resume {folder}: these keys cannot change in a resumed run (start a new one):\n{lines}")
+        raise RunError(f"--resume {folder}: keys that no resumed run can change; leave them and RECIPE out:\n{lines}")
     for key in changed:
         log.info("resume: %s: %r -> %r", key, former.get(key), wanted.get(key))
     # A process that was killed while it wrote leaves what nothing reads.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 
+@cache  # it is asked in every layer of every step
 def cpu_has_bf16() -> bool:
     """Has oneDNN bf16 products for this CPU? With AVX2 alone it has none, and torch's own are many times slower."""
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 
     def work() -> int:
-        recipe = load_recipe(args.recipe, args.overrides)
+        # Predictions count bf16, whatever this machine would serve in.
+        recipe = load_recipe(args.recipe, ["target.dtype=bfloat16", *args.overrides])
         found = calibrate(recipe, *measure(recipe))
         args.to.parent.mkdir(parents=True, exist_ok=True)
         write_json(args.to, found)

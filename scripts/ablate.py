@@ -148,7 +148,7 @@ class Bench:
             return only(own, ids)
         prompts = load_prompts(recipe.traffic, "train", self.base.seed)
         ids = self._some({p.id for p in prompts}) if others else ids
-        settings = json.dumps([sorted(ids), recipe.responses.model_dump(mode="json")])
+        settings = json.dumps([sorted(ids), *(s.model_dump(mode="json") for s in (recipe.responses, recipe.traffic))])
         folder = self.args.out / f"answers-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
         answer(folder, [p for p in prompts if p.id in ids], recipe, self.target, self.model, self.eos)
         return ResponseDataset(folder, recipe.distill.max_length)
@@ -253,9 +253,10 @@ def ablate(args: argparse.Namespace) -> str:
     lines = {line["key"]: line for line in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
     bench: Bench | None = None
     keys: dict[tuple[str, str], list[str]] = {}
-    for arm in arms:
+    recipes = {(n, seed): arm_recipe(args, arm, seed) for n, arm in enumerate(arms) for seed in arm.seeds}
+    for number, arm in enumerate(arms):
         for seed in arm.seeds:
-            recipe = arm_recipe(args, arm, seed)
+            recipe = recipes[number, seed]
             key = key_of(recipe, arm, args)
             keys.setdefault((arm.group, arm.arm), []).append(key)
             if key in lines or time.monotonic() - started >= 60 * args.minutes:

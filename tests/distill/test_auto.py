@@ -46,6 +46,16 @@ def test_what_is_named_stays(bf16: bool, tmp_path: Path) -> None:
     assert formats(settle(half, bf16)) == ("float32", LOW[1] if bf16 else HIGH[1])
 
 
+def test_what_auto_stood_for_is_not_written_into_a_recipe(tmp_path: Path) -> None:
+    """A race that is written here must not pin this machine's precision for another one."""
+    for text in (SMALL, SMALL + "target: {revision: x}\ntrainer: {precision: auto, devices: 1}\n"):
+        given = load_recipe(write(tmp_path, text)).model_dump(exclude_unset=True)
+        assert "dtype" not in given.get("target", {}) and "precision" not in given.get("trainer", {})
+        assert ("target" in given) == ("target" in text)
+    kept = load_recipe(write(tmp_path), ["target.dtype=float32"]).model_dump(exclude_unset=True)
+    assert kept["target"] == {"dtype": "float32"} and "trainer" not in kept
+
+
 def test_a_recipe_for_a_gpu_is_in_bf16_wherever_it_is_read(tmp_path: Path) -> None:
     assert formats(load_recipe(write(tmp_path), ["trainer.gpu=h200"])) == LOW
     assert formats(load_recipe(write(tmp_path), ["trainer.accelerator=cuda"])) == LOW

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from distill.auto import settle
 from distill.recipe import Recipe, dump
 from distill.runs import Interrupted, Run, RunError, Stop, create_run, is_whole, reopen_run
 from distill.schema import Draft
 
 
 def recipe(tmp_path: Path, **distill: int) -> Recipe:
-    base = Recipe(name="tiny", output_dir=str(tmp_path / "runs"), draft=Draft(num_layers=2))
+    base = settle(Recipe(name="tiny", output_dir=str(tmp_path / "runs"), draft=Draft(num_layers=2)))
     return base.model_copy(update={"distill": base.distill.model_copy(update=distill)})
 
 
